@@ -127,18 +127,38 @@ def test_a_finished_run_goes_on_from_before_its_rate_fell(
     assert bits(tmp_path / "killed" / "step-000060") == bits(tmp_path / "whole" / "step-000060")
 
 
-def test_a_run_that_gets_longer_before_its_rate_falls_keeps_its_course(sentences: str, tmp_path: Path) -> None:
+def test_a_run_that_gets_longer_before_its_rate_falls_keeps_its_course(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """λ rises as it was planned at first. One that gets shorter is ternary at its end, and falls from where it is."""
     run = tmp_path / "run"
     killed_before(11, "train", *TINY, "--data", sentences, "--out", run)
     shutil.copytree(run, tmp_path / "short")
     assert bitnet("train", "--resume", "--out", run, "--steps", "40") == 0
+    assert "in one step" not in capsys.readouterr().err
     found = steps(run)
     assert [r["quantized"] for r in found] == pytest.approx([min(1.0, (i + 0.5) / 20 / 0.7) for i in range(40)])
     assert [r["lr"] for r in found[1:28]] == [found[1]["lr"]] * 27 and found[28]["lr"] < found[27]["lr"]
     assert bitnet("train", "--resume", "--out", tmp_path / "short", "--steps", "12") == 0
+    assert "λ goes from 0.75 to 1 in one step, and the loss with it" in capsys.readouterr().err
     assert [r["quantized"] for r in steps(tmp_path / "short")[10:]] == [1.0, 1.0]
     assert [r["lr"] / found[1]["lr"] for r in steps(tmp_path / "short")[9:]] == pytest.approx([1, 0.75, 0.25])
+
+
+def test_options_given_on_the_way_stay(
+    finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the run goes on from a checkpoint that is older than they are."""
+    run = tmp_path / "run"
+    killed_before(15, "train", *TINY, "--data", sentences, "--out", run)  # its newest is that before the rate falls
+    assert bitnet("train", "--resume", "--out", run, "--lr", "0.001") == 0
+    assert bitnet("train", "--resume", "--out", run) == 0
+    assert "the run is finished, after 20 steps; give more with --steps to go on" in capsys.readouterr().err
+    for source in ("--resume", "--from"):
+        out = run if source == "--resume" else tmp_path / "branch"
+        words = [source] if source == "--resume" else [source, run]
+        assert bitnet("train", *words, "--out", out, "--steps", "30" if source == "--resume" else "40") == 0
+        assert [r["lr"] for r in steps(out)[14:20]] == [0.001] * 6
 
 
 def test_a_rate_that_has_to_rise_does_so_slowly_and_says_it(

@@ -127,6 +127,8 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "log.jsonl").write_text("{}\n")
     for argv, message in (
+        ([tmp_path / "no"], "/no does not exist, expected a run folder of `bitnet train`"),
+        ([__file__], "test_report.py is a file, expected a run folder"),
         ([tmp_path], "has no log.jsonl, expected a run folder of `bitnet train`"),
         ([tmp_path / "empty"], "holds no step yet"),
         ([run, "--out", "page.pdf"], "--out is page.pdf, expected a name that ends in .html or .png"),

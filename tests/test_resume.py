@@ -115,6 +115,8 @@ def test_a_checkpoint_of_an_earlier_version(
         (["--steps", "30", "--minutes", "1"], "both --minutes and --steps are given, expected one of them"),
         (["--optimizer", "adamw"], "holds the moments of muon; go on without --optimizer adamw"),
         (["--data", __file__], "was trained on other text, or with another --validation"),
+        (["--mixture", __file__], "a resumed run keeps its text, which --mixture would change; start another"),
+        (["--fim", "0.5"], "a resumed run keeps its tokenizer, which has no tokens for --fim; start another"),
         (["--validation", "0.3"], "was trained on other text, or with another --validation"),
     ],
 )

@@ -11,6 +11,9 @@ from bitnet.settings import Settings
 from bitnet.train import schedule
 from bitnet.train.schedule import Place
 
+JUMP = 0.1
+"""Of λ in one step: more is said."""
+
 
 @dataclass(frozen=True)
 class Horizon:
@@ -84,6 +87,11 @@ def begin(
                 f"the learning rate had fallen to {state['fall']:.1%}, and no checkpoint from before that is there: "
                 "it rises again, as in --warmup"
             )
+    if before and (amount := schedule.quantization(settings, found.place(state))) > state["quantized"] + JUMP:
+        line += "; " * bool(line) + (
+            f"λ goes from {state['quantized']:.2g} to {amount:.2g} in one step, and the loss with it: the run is "
+            "shorter than planned, or to be ternary sooner"
+        )
     if 0 < found.tokens < settings.quantize_warmup:
         amount = found.tokens / settings.quantize_warmup
         line += "; " * bool(line) + (

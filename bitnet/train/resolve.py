@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 PATHS = ("data", "mixture", "chat", "preference", "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
+SOURCES = ("data", "mixture", "chat", "preference")
+"""Options that say what a run learns from."""
+
 VISION = "vision"
 """The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""
 
@@ -230,6 +233,11 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
         old = before.get(name, "")
         if name in train and train[name] != (old := absolute(old) if name in PATHS else old):
             raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
+    for name in SOURCES:
+        if train.get(name) and not before.get(name):
+            raise ValueError(f"a resumed run keeps its text, which --{name} would change; {elsewhere}")
+    if train.get("fim") and not before.get("fim"):
+        raise ValueError(f"a resumed run keeps its tokenizer, which has no tokens for --fim; {elsewhere}")
     model = ModelConfig.from_dict(saved["model"])
     if overrides.get("vocab_size") == saved.get("vocab_size"):
         overrides = {name: value for name, value in overrides.items() if name != "vocab_size"}

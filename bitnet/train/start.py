@@ -14,9 +14,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bitnet import process
 from bitnet.model import parallel
+from bitnet.settings import flag_of
 from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
@@ -102,13 +104,16 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
         )
     with _claimed(folder) as claim:
         newest, last = parallel.from_first(lambda: _newest(folder, given))
-        run = _go_on(given, folder, newest, read)
+        run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         claim.begun = True
-        if last != newest.folder.name:
-            say(f"{last} and what else came after {newest.folder.name} is set aside, as step-*.fallen")
+        if last.folder.name != newest.folder.name:
+            say(f"{last.folder.name} and what else came after {newest.folder.name} is set aside, as step-*.fallen")
             if parallel.is_first():
                 saving.set_aside(folder, newest.folder, "fallen")
             run.save()  # the newest from here on, with the options given
+        elif run.progress >= 1:
+            more = flag_of(run.settings.budget[0])
+            say(f"the run is finished, after {run.state['step']:,} steps; give more with {more} to go on")
         return loop.carry_out(run, ask)
 
 
@@ -118,19 +123,20 @@ def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Out
     _check_free(folder, given.config)
     with _claimed(folder) as claim:
         _check_unused(folder)
-        newest = parallel.from_first(lambda: _before_it_fell(Checkpoint.open(source), given))
+        newest, last = parallel.from_first(lambda: _before_it_fell(Checkpoint.open(source), given))
         if parallel.is_first():
             _take(newest.folder.resolve().parent, folder)
         parallel.wait_for_first()
         say(f"{folder} goes on from {newest.folder}")
-        run = _go_on(given, folder, newest, read)
+        run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         run.save()
         claim.begun = True
         return loop.carry_out(run, ask)
 
 
-def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read) -> Run:
-    settings, config = resolve(given, newest.state_of_run)
+def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: dict[str, Any]) -> Run:
+    """before: the settings that the run had at last."""
+    settings, config = resolve(given, newest.state_of_run | {"settings": before})
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     teacher = read(settings.teacher or settings.source) if settings.distilled else None
     return prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
@@ -145,16 +151,16 @@ def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
     return process.claimed(folder) if parallel.is_first() else contextlib.nullcontext(process.Claim())
 
 
-def _newest(folder: Path, given: Given) -> tuple[Checkpoint, str]:
-    """The checkpoint to go on from, and the name of the last one."""
+def _newest(folder: Path, given: Given) -> tuple[Checkpoint, Checkpoint]:
+    """The checkpoint to go on from, and the last one."""
     saving.recover(folder)
     newest = Checkpoint.open(folder)
     saving.set_aside(folder, newest.folder)
-    return _before_it_fell(newest, given), newest.folder.name
+    return _before_it_fell(newest, given)
 
 
-def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
-    """The newest checkpoint of a run; of one that becomes longer, that from before the learning rate fell."""
+def _before_it_fell(newest: Checkpoint, given: Given) -> tuple[Checkpoint, Checkpoint]:
+    """The newest checkpoint of a run, twice; of one that becomes longer, first that from before the rate fell."""
     state = newest.state_of_run
     if lacking := [name for name in ("parameters", *horizon.BEGINNING) if name not in state]:
         raise TrainingError(
@@ -164,8 +170,8 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
     if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
         before = newest.folder.parent / saving.name_of(state["stable"])
         if state["stable"] is not None and before.is_dir() and not manifest.damage(before):
-            return Checkpoint(before)
-    return newest
+            return Checkpoint(before), newest
+    return newest, newest
 
 
 def _take(source: Path, folder: Path) -> None:

@@ -37,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
             "--prompt and --tokens are for the sample, which is not drawn with --attention; leave them out"
         )
     run_folder = Path(args.run)
+    if not run_folder.is_dir():
+        found = "is a file" if run_folder.exists() else "does not exist"
+        raise ValueError(f"{run_folder} {found}, expected a run folder of `bitnet train`")
     out = Path(args.out or run_folder / ("report.html" if args.attention is None else "attention.html"))
     if args.attention is None:
         page.write(run_folder, out, args.prompt, args.tokens)

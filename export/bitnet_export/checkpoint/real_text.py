@@ -70,6 +70,8 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
             return [token for part in sources.parts.values() for token in part.ids[:each].tolist()], ""
         if settings.get("mixture"):
             return [], "its token ids are gone"
+        if settings.get("preference"):
+            return [], ""  # pairs of answers, a few
         if checkpoint.config.vision:
             seen = pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
             return (seen.text.ids[:n].tolist() if seen else []), ""
