@@ -12,8 +12,10 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import report
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
@@ -44,7 +46,7 @@ def losses(model: Transformer, rows: torch.Tensor) -> tuple[float, ...]:
     return tuple((sums / (len(rows) * (rows.shape[1] // 2 - 1))).tolist())
 
 
-def measure(folder: Path, length: int, wanted: int) -> tuple[float, ...]:
+def measure(folder: Path, length: int, wanted: int) -> dict[str, Any]:
     """`losses` of a checkpoint on what its run held out."""
     opened = checkpoint.Checkpoint.open(folder)
     if (most := opened.config.max_context) < 2 * length:
@@ -54,7 +56,38 @@ def measure(folder: Path, length: int, wanted: int) -> tuple[float, ...]:
         held_out = texts.of_checkpoint(opened, settings, None, most, Path(scratch), lambda line: None)
         if not isinstance(held_out, dataset.Tokens) or opened.config.mask != "causal":
             raise ValueError(f"{folder} has not learnt to go on with plain text, so it has nothing to copy")
-        return losses(opened.model, twice(held_out.ids, length, wanted))
+        first, again = losses(opened.model, twice(held_out.ids, length, wanted))
+    name, tokens = opened.folder.parent.name, opened.state_of_run["tokens"]
+    return {"run": name, "tokens": tokens, "first": first, "again": again}
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    return [found["run"], f"{found['tokens']:,}", f"{found['first']:.3f}", f"{found['again']:.3f}"]
+
+
+def markdown(results: dict[str, Any]) -> str:
+    return (
+        "# When a model learns to copy\n\n"
+        f"Nats per token of {results['length']} held-out tokens said for the first time, and said again at once. "
+        f"Means of at most {results['texts']} such pieces.\n\n"
+        + report.table(["run", "tokens learnt from", "said first", "said again"], [row(r) for r in results["rows"]])
+    )
+
+
+def draw(file: Path, results: dict[str, Any]) -> None:
+    """A line for each run: what it gains by having been told."""
+    plt = report.pyplot()
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for run in dict.fromkeys(found["run"] for found in results["rows"]):
+        of_run = [found for found in results["rows"] if found["run"] == run]
+        gains = [found["first"] - found["again"] for found in of_run]
+        axis.plot([found["tokens"] / 1e6 for found in of_run], gains, marker="o", markersize=3, label=run)
+    axis.set_xlabel("millions of tokens learnt from")
+    axis.set_ylabel("nats per token less when said again")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,16 +95,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path, nargs="+", help="run folders, or checkpoints")
     parser.add_argument("--length", type=int, default=64, help="tokens that are said twice, 2 or more [64]")
     parser.add_argument("--texts", type=int, default=256, help="how many such pieces, 1 or more [256]")
+    parser.add_argument("--out", type=Path, help="folder for copying.json, .md and .png [none]")
     args = parser.parse_args(argv)
     if args.length < 2 or args.texts < 1:
         parser.error("--length is 2 or more, and --texts 1 or more")
-    print("| checkpoint | said first | said again |\n|---|---|---|", flush=True)
+    words = "benchmarks/copying.py " + " ".join(sys.argv[1:] if argv is None else argv)
+    results = {"origin": report.origin(f"python {words}"), "length": args.length, "texts": args.texts, "rows": []}
+    print("| run | tokens learnt from | said first | said again |\n|---|---:|---:|---:|", flush=True)
     try:
         for folder in [step for source in args.source for step in checkpoint.all_of(source) or [source]]:
-            first, second = measure(folder, args.length, args.texts)
-            print(f"| {folder} | {first:.3f} | {second:.3f} |", flush=True)
+            results["rows"].append(found := measure(folder, args.length, args.texts))
+            print("| " + " | ".join(row(found)) + " |", flush=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    if args.out:
+        report.write(args.out, "copying", results, markdown(results), lambda file: draw(file, results))
     return 0
 
 

@@ -1,7 +1,7 @@
 """What each choice of the training recipe is worth: one change at a time against the defaults, ternary,
 one million parameters, equal tokens.
 
-    python benchmarks/recipe.py --jobs 2             # 17 runs: an hour on two cores
+    python benchmarks/recipe.py --jobs 2             # 18 runs: an hour on two cores
     python benchmarks/recipe.py --only clip --jobs 2 # one of them, with as many seeds: ten minutes
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
@@ -40,6 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cosine": {"schedule": "cosine"},
     "warm-down over 50 %": {"warmdown": 0.5},
     "norms of queries and keys": {"model": {"qk_norm": True}},
+    "norms of queries and keys, no sub-norms": {"model": {"qk_norm": True, "sub_norm": False}},
 }
 """Options of `bitnet train`, and of the model; lr and batch are factors of the defaults'."""
 BATCH, RATE = 8, 8e-3

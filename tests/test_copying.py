@@ -66,9 +66,12 @@ def test_the_checkpoints_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     often = ["--steps", "4", "--save-every", "2", "--keep", "9", "--batch", "2", "--threads", "1"]
     assert bitnet_cli.main(["train", "--data", str(tmp_path), "--out", str(run), *sets, *often]) == 0
     capsys.readouterr()
-    assert copying.main([str(run), "--length", "16", "--texts", "8"]) == 0
-    rows = re.findall(r"step-(\d+) \| ([\d.]+) \| ([\d.]+) \|", capsys.readouterr().out)
-    assert [int(step) for step, *_ in rows] == [0, 2, 3, 4]  # 3: before the learning rate falls
+    assert copying.main([str(run), "--length", "16", "--texts", "8", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"run \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", printed)
+    assert [int(tokens) for tokens, *_ in rows] == [0, 128, 192, 256]  # 192: before the learning rate falls
+    assert set(printed.splitlines()[2:]) < set((tmp_path / "copying.md").read_text().splitlines())
+    assert (tmp_path / "copying.png").is_file()
     assert all(float(nats) == pytest.approx(math.log(300), abs=1.5) for _, *both in rows for nats in both)
     for more, fault in (
         (["--length", "17"], "takes 32 tokens, expected 34; lower --length"),
