@@ -127,7 +127,7 @@ def _check_lists(config: Any) -> None:
     for field in ("ternary", "adapters"):
         roles, known = getattr(config, field), ", ".join(TERNARY_LINEARS)
         if type(roles) is not tuple:
-            raise ValueError(f"{field} is {roles!r}, expected a list of some of {known}")
+            raise ValueError(f'{field} is {roles!r}, expected a list of some of {known}, such as ["q", "o"]')
         unknown = [role for role in roles if role not in TERNARY_LINEARS]
         if unknown:
             raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")

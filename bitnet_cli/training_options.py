@@ -41,7 +41,7 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (),
         if isinstance(plain, bool):
             parser.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, help=text)
             continue
-        kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
+        kind: dict[str, Any] = {"nargs": "+", "action": "extend"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]
         parser.add_argument(flag_of(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)

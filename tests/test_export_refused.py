@@ -100,6 +100,19 @@ def test_an_engine_that_computes_something_else_is_found(
         assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]
 
 
+def test_a_model_that_diverged_is_told_from_an_engine_that_is_wrong(
+    untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is far above guessing, 5.55 nats here, has larger last digits."""
+    module = __import__("bitnet_export.checkpoint.verify", fromlist=["verify"])
+    for name in ("engine_scores", "torch_scores"):
+        right = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, right=right, of=name: 80 * right(*args) + (of[0] == "e") * 1e-3)
+    with pytest.raises(VerificationError, match=r"nats a token, where guessing costs 5\.55: its run diverged"):
+        export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=1024)
+    assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]
+
+
 def test_verify_of_another_checkpoint_fails(trained: Path, untrained: Path, tmp_path: Path) -> None:
     pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
     with pytest.raises(VerificationError, match="differ from the checkpoint's"):

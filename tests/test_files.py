@@ -163,6 +163,34 @@ def test_a_source_is_kept_with_its_kind(dataset: Path, monkeypatch: pytest.Monke
     assert corpus.absolute("hf:of/others") == "hf:of/others" and corpus.absolute("a set") == str(dataset)
 
 
+def test_paths_of_a_mixture_are_seen_from_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is missing there, and not where we are."""
+    (tmp_path / "mixtures").mkdir()
+    (tmp_path / "text").write_text("a")
+    monkeypatch.chdir(tmp_path)
+    assert corpus.absolute("text", tmp_path / "mixtures") == str(tmp_path / "mixtures" / "text")
+    assert corpus.absolute("hf:of/others", tmp_path) == "hf:of/others"
+
+
+def test_suffixes_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("one")
+    (tmp_path / "b.JSONL").write_text('{"text": "two"}\n')
+    (tmp_path / "c.MD.GZ").write_bytes(gzip.compress(b"three"))
+    assert list(corpus.Documents([str(tmp_path)])) == ["one", "two", "three"]
+
+
+def test_an_option_of_several_may_be_given_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} text " * 300)
+    argv = ["--tokenizer", "byte", "--validation", "0.5", "--json", "--data", str(tmp_path / "a.txt")]
+    counts = []
+    for more in ([], ["--data", str(tmp_path / "b.txt")]):
+        assert bitnet_cli.main(["tokenize", str(tmp_path / f"ids{len(more)}"), *argv, *more]) == 0
+        made = json.loads(capsys.readouterr().out)
+        counts.append(sum(made[side]["bytes"] for side in ("train", "validation")))
+    assert counts[1] == 2 * counts[0]
+
+
 def test_commands_take_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table(tmp_path / "a.parquet", TEXTS, "content")
     words = ["tokenize", str(tmp_path / "ids"), "--data", str(tmp_path / "a.parquet"), "--tokenizer", "byte", "--json"]

@@ -68,11 +68,13 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
 def absolute(path: str, folder: Path | None = None) -> str:
     """The absolute path of what a file, folder, glob or dataset names.
 
-    What names nothing stays, to be shown as it was given. folder: where relative paths begin; None: where we are.
+    What names nothing stays, to be shown as it was given. folder: where relative paths begin, and nowhere else; None:
+    where we are.
     """
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
-    if name and (os.path.exists(whole) or (not kind and next(glob.iglob(whole, recursive=True), None))):
+    elsewhere = folder is not None and not kind
+    if name and (elsewhere or os.path.exists(whole) or (not kind and next(glob.iglob(whole, recursive=True), None))):
         name = os.path.abspath(whole)
     return kind + ":".join([name, *more])
 

@@ -36,8 +36,9 @@ class NotUTF8Error(DataError):
 
 def kind_of(file: Path) -> str:
     """Its suffix, without that of a compression: ".jsonl" of a.jsonl.zst."""
-    inner = file.with_suffix("").suffix if file.suffix in COMPRESSED else ""
-    return inner if inner and inner != ".parquet" else file.suffix
+    outer = file.suffix.lower()
+    inner = file.with_suffix("").suffix.lower() if outer in COMPRESSED else ""
+    return inner if inner and inner != ".parquet" else outer
 
 
 def is_known(file: Path) -> bool:
@@ -87,9 +88,9 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
     """What a file holds, uncompressed. Raises DataError where that is damaged or cut off."""
     with file.open("rb") as raw:
         try:
-            yield _uncompressed(raw, file.suffix)
+            yield _uncompressed(raw, file.suffix.lower())
         except (EOFError, zlib.error, OSError) as error:
-            if getattr(error, "errno", None) or file.suffix not in COMPRESSED:
+            if getattr(error, "errno", None) or file.suffix.lower() not in COMPRESSED:
                 raise  # of the disk
             raise DataError(f"{file} is damaged or cut off: {error}") from None
 

@@ -131,7 +131,7 @@ def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     if prefix is None or suffix is None or middle is None:
         raise ValueError(
             f"the tokenizer lacks tokens to fill in the middle, expected {', '.join(FIM)}; add them to the "
-            "tokenizer.json as special tokens, or let `bitnet train` make a tokenizer"
+            "tokenizer.json as special tokens, or let `bitnet train`, or `bitnet tokenize --fim`, make a tokenizer"
         )
     return prefix, suffix, middle
 

@@ -74,7 +74,7 @@ def _load_map(axes: Any, records: Records) -> bool:
     axes.set_xlabel("expert")
     axes.set_ylabel("layer")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -123,6 +123,8 @@ def _rates(axes: Any, records: Records) -> bool:
     other.plot(at, rates, lw=1.2, color=ACCENT)
     other.set_ylabel("learning rate", color=ACCENT)
     other.set_ylim(bottom=0)
+    other.yaxis.get_major_formatter().set_useOffset(False)
+    other.yaxis.get_major_formatter().set_scientific(False)
     other.spines["top"].set_visible(False)
     return len(norms) + len(rates) > 0
 
@@ -170,7 +172,7 @@ def _map(quantity: str, *, percent: bool = False, least: float = 0.0) -> Any:
             odd = np.nan_to_num(np.log2(shown / np.nanmedian(shown, axis=0)), posinf=1, neginf=-1)
         axes.imshow(odd, aspect="auto", cmap="RdBu_r", vmin=-1.5, vmax=1.5)
         axes.set_xticks(range(len(roles)), list(roles))
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.set_ylabel("layer")
         axes.grid(False)
         axes.tick_params(length=0)

@@ -64,6 +64,7 @@ def summary(run: Path, records: Records) -> Facts:
         facts["validation loss"] = f"{nats[-1]:.4f} nats/{each}"
         for name, shown in (("bits_per_byte", "{:.4f} bits/byte"), ("accuracy", "{:.1%} right"),
                             ("right", "{:.1%} of the answers right"), ("margin", "margin {:.3f}"),
+                            ("chosen", "reward of the chosen {:+.3f}"),
                             ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
             if len(found := series(records, "validation", name)[1]):
                 facts["validation loss"] += ", " + shown.format(found[-1])

@@ -79,7 +79,11 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return Outcome(stopped_by)
-        result = run.evaluate(log, last=True)
+        try:
+            result = run.evaluate(log, last=True)
+        except KeyboardInterrupt:
+            say("stopped in the last evaluation: the run is saved, and --resume evaluates it again")
+            raise
     if (best := run.state["best"])["step"] and run.settings.keep_best:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")

@@ -34,7 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
-    text.add_argument("--data", nargs="+", metavar="", help="what to measure; none: the validation text of the run")
+    text.add_argument(
+        "--data", nargs="+", action="extend", metavar="", help="what to measure; none: the validation text of the run"
+    )
     text.add_argument("--column", metavar="", help="of lines and rows, with the text; none: as trained, or text")
     text.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
     text.add_argument("--context", type=int, default=0, metavar="", help="tokens of a window; 0: as trained [0]")

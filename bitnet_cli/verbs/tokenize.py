@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "`bitnet finetune` and `bitnet eval` with the same tokenizer."
     )
     parser.add_argument("folder", metavar="FOLDER", help="to make")
-    parser.add_argument("--data", nargs="+", default=[], metavar="", help="text, as of bitnet train")
+    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="", help="text, as of bitnet train")
     parser.add_argument("--column", default=USUAL.column, metavar="", help="of lines and rows, with the text [text]")
     parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="", help="share held out [0.05]")
     parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
