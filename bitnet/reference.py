@@ -27,9 +27,9 @@ These are the options of `bitnet train` and `bitnet finetune`. There are three p
 one before:
 
 1. a preset,
-2. a TOML file, given with `--config`,
+2. a TOML file, given with `--config`; paths in it are seen from where the command runs,
 3. flags: `--lr 0.004` for training, `--set dim=256` for the model. Values of `--set` are read as in TOML, and a bare
-   word is text.
+   word is text: `--set 'ternary=["q", "o"]'`.
 
 ```toml
 preset = "tiny"              # bitnet train --config my.toml --lr 0.006
