@@ -50,7 +50,7 @@ NOT_HERE = (
 
 WITH_SHAPE = {"gguf", "siglip-tiny", "paligemma-tiny"}  # presets whose shape is what the page is about
 
-GONE_ON = {"3000": "22", "runs/mine/step-002000": "runs/mine/step-000020", "2400": "24"}
+GONE_ON = {"3000": "22", "runs/long/step-001000": "runs/long/step-000010", "1400": "14"}
 
 SMALLER = {
     "export": ["--tokens", "200"],
