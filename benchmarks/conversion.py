@@ -141,12 +141,10 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     axis.set_ylim(low - 0.1 * (high - low), high + (high - low))  # models that are not yet ternary begin far above
     axis.set(xlabel="further tokens", ylabel="nats per token")
     axis.grid(alpha=0.2)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     origin = results["origin"]
     axis.set_title(f"conversion: commit {origin['commit']}, {origin['cpu']}", fontsize=9, color="gray")
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,6 +26,8 @@ from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, texts
 
+HEAD = ["run", "tokens learnt from", "said first", "said again"]
+
 
 def twice(ids: NDArray[np.integer], length: int, wanted: int) -> torch.Tensor:
     """Up to `wanted` pieces of the text, evenly spaced, each after its document's start token and said twice."""
@@ -69,8 +71,7 @@ def markdown(results: dict[str, Any]) -> str:
     return (
         "# When a model learns to copy\n\n"
         f"Nats per token of {results['length']} held-out tokens said for the first time, and said again at once. "
-        f"Means of at most {results['texts']} such pieces.\n\n"
-        + report.table(["run", "tokens learnt from", "said first", "said again"], [row(r) for r in results["rows"]])
+        f"Means of at most {results['texts']} such pieces.\n\n" + report.table(HEAD, [row(r) for r in results["rows"]])
     )
 
 
@@ -85,9 +86,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     axis.set_xlabel("millions of tokens learnt from")
     axis.set_ylabel("nats per token less when said again")
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--length is 2 or more, and --texts 1 or more")
     words = "benchmarks/copying.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results = {"origin": report.origin(f"python {words}"), "length": args.length, "texts": args.texts, "rows": []}
-    print("| run | tokens learnt from | said first | said again |\n|---|---:|---:|---:|", flush=True)
+    print(report.table(HEAD, []), flush=True)
     try:
         for folder in [step for source in args.source for step in checkpoint.all_of(source) or [source]]:
             results["rows"].append(found := measure(folder, args.length, args.texts))

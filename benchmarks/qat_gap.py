@@ -172,10 +172,8 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     left.legend(frameon=False, fontsize=8)
     for axis in (left, right):
         axis.grid(alpha=0.2)
-        axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{file.stem}: commit {results['origin']['commit']}", fontsize=9, color="gray")
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -92,9 +92,7 @@ def draw(file: Any, results: dict[str, Any]) -> None:
     axis.set_xlabel("learning rate")
     axis.set_ylabel("nats per token more than the best")
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def main(argv: list[str] | None = None) -> int:

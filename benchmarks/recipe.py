@@ -146,9 +146,7 @@ def draw_when(file: Path, results: dict[str, Any]) -> None:
     axis.set_xticks(range(len(results["rows"])), [row["way"] for row in results["rows"]])
     axis.set_ylabel("nats per token more than the best way")
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -173,9 +171,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     axis.axvline(0, color="black", lw=0.8)
     axis.margins(x=0.15)
     axis.set_xlabel("nats per token more than with the defaults\n(gray: two deviations between seeds)")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    report.save(figure, file)
 
 
 def main(argv: list[str] | None = None) -> int:

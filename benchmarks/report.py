@@ -114,6 +114,14 @@ def pyplot() -> Any:
     return pyplot
 
 
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, each of its axes without a frame above and to the right, and forget it."""
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot().close(figure)
+
+
 def chart(path: Path, panels: Sequence[Panel], title: str) -> None:
     """Bar charts side by side."""
     plt = pyplot()
@@ -125,8 +133,7 @@ def chart(path: Path, panels: Sequence[Panel], title: str) -> None:
     for axis, panel in zip(axes.flat, panels, strict=False):
         _draw(axis, panel)
     figure.suptitle(title, fontsize=9, color="gray")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw(axis: Any, panel: Panel) -> None:
@@ -147,6 +154,5 @@ def _draw(axis: Any, panel: Panel) -> None:
     axis.set_xticks(range(len(panel.labels)), panel.labels)
     axis.margins(y=0.3)  # room for numbers and legend
     axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
     if len(panel.series) > 1 or panel.limit:
         axis.legend(fontsize=8, frameon=False)

@@ -7,6 +7,9 @@ from typing import Any
 
 from bitnet.config import TERNARY_LINEARS
 
+SOURCES = ("data", "mixture", "chat", "preference")
+"""Options that say what a run learns from, one kind of data each."""
+
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
     "contrastive_loss": ("sigmoid", "softmax"),
@@ -61,7 +64,7 @@ def check(settings: Any) -> None:
             raise ValueError(
                 f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, tokens"
             )
-    given = [flag_of(name) for name in ("data", "mixture", "chat", "preference") if getattr(settings, name)]
+    given = [flag_of(name) for name in SOURCES if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
     if settings.freeze_vision and not settings.vision:

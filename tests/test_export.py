@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bitnet import quant
 from bitnet.bitlinear import project
@@ -37,16 +37,6 @@ def untrained(tmp_path: Path) -> Path:
     folder = make_checkpoint(tmp_path / "run")
     (folder / "manifest.json").unlink()  # so that tests may change it
     return folder
-
-
-def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Replace (or remove, with None) tensors of a checkpoint; dots are written as double underscores."""
-    weights = load_file(folder / "model.safetensors")
-    for name, tensor in tensors.items():
-        weights.pop(name.replace("__", "."), None)
-        if tensor is not None:
-            weights[name.replace("__", ".")] = tensor
-    save_file(weights, folder / "model.safetensors")
 
 
 # ---- the same numbers ----

@@ -22,17 +22,14 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
-from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, Settings, did_you_mean, flag_of
 from bitnet.train import adapters, thinker
 
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
 
-PATHS = ("data", "mixture", "chat", "preference", "tokenizer", "source", "teacher", "vision")
+PATHS = (*SOURCES, "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
-
-SOURCES = ("data", "mixture", "chat", "preference")
-"""Options that say what a run learns from."""
 
 VISION = "vision"
 """The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""

@@ -103,7 +103,8 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
             "name the run's folder with --out, or leave --resume out to start one"
         )
     with _claimed(folder) as claim:
-        newest, last = parallel.from_first(lambda: _newest(folder, given))
+        last = parallel.from_first(lambda: _newest(folder))
+        newest = parallel.from_first(lambda: _before_it_fell(last, given))
         run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         claim.begun = True
         if last.folder.name != newest.folder.name:
@@ -123,7 +124,8 @@ def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Out
     _check_free(folder, given.config)
     with _claimed(folder) as claim:
         _check_unused(folder)
-        newest, last = parallel.from_first(lambda: _before_it_fell(Checkpoint.open(source), given))
+        last = parallel.from_first(lambda: Checkpoint.open(source))
+        newest = parallel.from_first(lambda: _before_it_fell(last, given))
         if parallel.is_first():
             _take(newest.folder.resolve().parent, folder)
         parallel.wait_for_first()
@@ -151,16 +153,16 @@ def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
     return process.claimed(folder) if parallel.is_first() else contextlib.nullcontext(process.Claim())
 
 
-def _newest(folder: Path, given: Given) -> tuple[Checkpoint, Checkpoint]:
-    """The checkpoint to go on from, and the last one."""
+def _newest(folder: Path) -> Checkpoint:
+    """The last checkpoint that is whole; those after it are set aside."""
     saving.recover(folder)
     newest = Checkpoint.open(folder)
     saving.set_aside(folder, newest.folder)
-    return _before_it_fell(newest, given)
+    return newest
 
 
-def _before_it_fell(newest: Checkpoint, given: Given) -> tuple[Checkpoint, Checkpoint]:
-    """The newest checkpoint of a run, twice; of one that becomes longer, first that from before the rate fell."""
+def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
+    """The newest checkpoint of a run; of one that becomes longer, that from before the learning rate fell."""
     state = newest.state_of_run
     if lacking := [name for name in ("parameters", *horizon.BEGINNING) if name not in state]:
         raise TrainingError(
@@ -170,8 +172,8 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> tuple[Checkpoint, Check
     if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
         before = newest.folder.parent / saving.name_of(state["stable"])
         if state["stable"] is not None and before.is_dir() and not manifest.damage(before):
-            return Checkpoint(before), newest
-    return newest, newest
+            return Checkpoint(before)
+    return newest
 
 
 def _take(source: Path, folder: Path) -> None:

@@ -56,4 +56,20 @@ static inline uint8_t *open_large_vocabulary(bn_model **model, int32_t prompt[PR
     return file;
 }
 
+/* A session that holds the prompt, its random sequence started. */
+static inline bn_session *prompted(bn_model *model, const bn_session_options *options,
+                                   const int32_t prompt[PROMPT]) {
+    bn_session *s;
+    ok(bn_session_new(model, options, &s));
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    bn_session_seed(s, 42);
+    return s;
+}
+
+static inline void same_logits(bn_session *a, bn_session *b) {
+    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
+    CHECK(x != NULL && y != NULL);
+    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
+}
+
 #endif

@@ -17,25 +17,12 @@
 static bn_model *model;
 static int32_t prompt[PROMPT];
 
-static bn_session *prompted(void) {
-    bn_session *s;
-    ok(bn_session_new(model, NULL, &s));
-    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
-    return s;
-}
-
-static void same_logits(bn_session *a, bn_session *b) {
-    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
-    CHECK(x != NULL && y != NULL);
-    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
-}
-
 /* Every call says so before any work, changes nothing, and goes on after a rewind to where it is.
  */
 static void test_cancelled_calls(void) {
     int32_t token, n, out[2];
     float score, vector[DIM];
-    bn_session *s = prompted(), *other = prompted(), *copy;
+    bn_session *s = prompted(model, NULL, prompt), *other = prompted(model, NULL, prompt), *copy;
     ok(bn_session_new(model, NULL, &copy));
     bn_session *const embedding[] = {copy, s};
     const int32_t *const texts[] = {prompt, prompt};
@@ -94,7 +81,7 @@ static void *cancel_at(void *context) {
 static void test_cancelled_generation(void) {
     const bn_sampler sampler = {.temperature = 1, .top_k = 20};
     uint64_t random = 5;
-    bn_session *s = prompted();
+    bn_session *s = prompted(model, NULL, prompt);
     int32_t draft[3] = {1, 2, 3}, tokens[3], n;
     for (int round = 0; round < 50; round++) {
         race r = {.session = s, .cancel_at = (int)check_below(&random, NEW)};
@@ -134,7 +121,7 @@ static void *cancel_often(void *context) {
 /* A long append that is cancelled while it runs keeps whole blocks and can be finished. */
 static void test_cancelled_append(void) {
     const bn_session_options options = {.batch = 1};
-    bn_session *s, *right = prompted();
+    bn_session *s, *right = prompted(model, NULL, prompt);
     pthread_t thread;
     int32_t at = 0;
     ok(bn_session_new(model, &options, &s));

@@ -17,21 +17,6 @@ static bn_model *model;
 static int32_t prompt[PROMPT];
 static bn_session_options plain; /* the cache type of the day */
 
-/* A session that holds the prompt, its random sequence started. */
-static bn_session *prompted(void) {
-    bn_session *s;
-    ok(bn_session_new(model, &plain, &s));
-    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
-    bn_session_seed(s, 42);
-    return s;
-}
-
-static void same_logits(bn_session *a, bn_session *b) {
-    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
-    CHECK(x != NULL && y != NULL);
-    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
-}
-
 static const int32_t biased[] = {5, 77, 8999};
 static const float bias[] = {3.5f, -INFINITY, 2};
 
@@ -52,7 +37,7 @@ enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
 /* The right answer: asking for the logits first makes the sampler see all of them. */
 static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
-    bn_session *s = prompted();
+    bn_session *s = prompted(model, &plain, prompt);
     for (int i = 0; i < NEW; i++) {
         CHECK(bn_session_logits(s) != NULL);
         ok(bn_session_sample(s, sampler, &tokens[i]));
@@ -64,7 +49,7 @@ static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
 /* Without asking, only what the sampler needs of the head is computed; the token is the same. */
 static void test_screened_head(const bn_sampler *sampler) {
     int32_t expected[NEW], token;
-    bn_session *right = reference(sampler, expected), *s = prompted();
+    bn_session *right = reference(sampler, expected), *s = prompted(model, &plain, prompt);
     for (int i = 0; i < NEW; i++) {
         ok(bn_session_sample(s, sampler, &token));
         CHECK_EQ(token, expected[i]);
@@ -86,7 +71,7 @@ static int falling(const void *a, const void *b) {
 static void test_head_top(void) {
     static float full[VOCAB], sorted[VOCAB], top[VOCAB];
     static uint32_t listed[VOCAB];
-    bn_session *s = prompted();
+    bn_session *s = prompted(model, &plain, prompt);
     bn_workspace *w = bn_turn_begin(model);
     uint64_t random = 3;
     for (size_t k = 1; k <= 190; k += 9) {
@@ -135,7 +120,7 @@ static void test_allowed(const bn_sampler *sampler, uint64_t random) {
     const uint32_t *rows = allowed_rows(random);
     bn_sampler p = *sampler;
     int32_t expected[NEW], draft[8], tokens[8], n, token;
-    bn_session *right = prompted(), *s = prompted();
+    bn_session *right = prompted(model, &plain, prompt), *s = prompted(model, &plain, prompt);
     for (int i = 0; i < NEW; i++) {
         p.allowed = rows + i * WORDS;
         CHECK(bn_session_logits(right) != NULL);
@@ -151,7 +136,7 @@ static void test_allowed(const bn_sampler *sampler, uint64_t random) {
     }
     same_logits(s, right);
     bn_session_free(s);
-    s = prompted();
+    s = prompted(model, &plain, prompt);
     for (int done = 0; done < NEW; done += n) {
         const int32_t n_draft = NEW - done < 8 ? NEW - done : 8;
         for (int i = 0; i < n_draft; i++)
@@ -172,7 +157,7 @@ static void test_allowed(const bn_sampler *sampler, uint64_t random) {
 /* Drafts of 0..8 tokens, most of them right. */
 static void test_drafts(const bn_sampler *sampler, uint64_t random) {
     int32_t expected[NEW], tokens[16], draft[8];
-    bn_session *right = reference(sampler, expected), *s = prompted();
+    bn_session *right = reference(sampler, expected), *s = prompted(model, &plain, prompt);
     int done = 0, accepted = 0;
     while (done < NEW) {
         int32_t n_draft = (int32_t)check_below(&random, 9), n;

@@ -20,21 +20,6 @@ static bn_model *model;
 static int32_t prompt[PROMPT];
 static bn_session_options plain; /* the cache type of the day */
 
-/* A session that holds the prompt, its random sequence started. */
-static bn_session *prompted(void) {
-    bn_session *s;
-    ok(bn_session_new(model, &plain, &s));
-    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
-    bn_session_seed(s, 42);
-    return s;
-}
-
-static void same_logits(bn_session *a, bn_session *b) {
-    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
-    CHECK(x != NULL && y != NULL);
-    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
-}
-
 /* Sessions of different lengths, together and each alone. */
 static void test_batch(void) {
     enum { N = 5 };
@@ -70,7 +55,7 @@ static void test_batch(void) {
 
 /* What is forgotten leaves no trace, also of other tokens in the same tile of keys. */
 static void test_fork_and_rewind(void) {
-    bn_session *s = prompted(), *copy;
+    bn_session *s = prompted(model, &plain, prompt), *copy;
     ok(bn_session_fork(s, &copy));
     ok(bn_session_append(s, prompt, 30, BN_LOGITS_LAST, NULL));
     ok(bn_session_rewind(s, PROMPT - 9));
@@ -246,7 +231,7 @@ static void test_refusals(void) {
 
 /* A child goes on with what was at rest, with one thread, and says so. */
 static void test_forked_process(void) {
-    bn_session *s = prompted(), *right = prompted();
+    bn_session *s = prompted(model, &plain, prompt), *right = prompted(model, &plain, prompt);
     bn_model_info info;
     ok(bn_model_get_info(model, &info));
     CHECK_EQ(info.threads, 2);

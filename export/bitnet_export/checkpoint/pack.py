@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
+from bitnet.settings import SOURCES
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.records import Spec
@@ -182,7 +183,7 @@ _TOLD = (
     "objective", "optimizer", "lr", "schedule", "warmup", "warmdown", "weight_decay", "quantize_warmup", "precision",
     "seed", "distill", "beta", "lora",
 )  # fmt: skip
-_NAMED = ("data", "mixture", "chat", "preference", "source", "teacher")
+_NAMED = (*SOURCES, "source", "teacher")
 
 
 def _training(settings: dict[str, Any]) -> dict[str, Any]:
