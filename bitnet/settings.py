@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from bitnet.settings_rules import CHOICES as CHOICES
 from bitnet.settings_rules import CONVERSION as CONVERSION
-from bitnet.settings_rules import SOURCES as SOURCES
 from bitnet.settings_rules import check
 from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of

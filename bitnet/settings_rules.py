@@ -6,9 +6,7 @@ import dataclasses
 from typing import Any
 
 from bitnet.config import TERNARY_LINEARS
-
-SOURCES = ("data", "mixture", "chat", "preference")
-"""Options that say what a run learns from, one kind of data each."""
+from bitnet.data import SOURCES
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
+from bitnet.data import SOURCES
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
-from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import adapters, thinker
 
 if TYPE_CHECKING:
