@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from bitnet.settings_rules import CHOICES as CHOICES
 from bitnet.settings_rules import CONVERSION as CONVERSION
+from bitnet.settings_rules import SOURCES as SOURCES
 from bitnet.settings_rules import check
 from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
@@ -186,7 +187,13 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Strict: an unknown name raises with the nearest valid one, a wrong type with the right one."""
+        """Strict, as `check_names` is."""
+        cls.check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def check_names(cls, values: dict[str, Any]) -> None:
+        """Raises ValueError: an unknown name, with the nearest valid one, or a wrong type, with the right one."""
         types = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
         for name, value in values.items():
             if name not in types:
@@ -195,7 +202,6 @@ class Settings:
                 continue
             if type(value) is not types[name]:
                 raise ValueError(f"{name} is {value!r}, expected {types[name].__name__}")
-        return cls(**values)
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {

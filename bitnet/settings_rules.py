@@ -6,7 +6,9 @@ import dataclasses
 from typing import Any
 
 from bitnet.config import TERNARY_LINEARS
-from bitnet.data import SOURCES
+
+SOURCES = ("data", "mixture", "chat", "preference")
+"""Options that say what a run learns from, one kind of data each."""
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),

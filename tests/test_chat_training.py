@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 import bitnet_cli
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, packing, tokenizer
+from bitnet.data import conversations, dataset, files, packing, tokenizer
 from bitnet.model.masks import positions
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
@@ -218,9 +219,17 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     with pytest.raises(dataset.DataError, match="1 different conversations, expected at least 2"):
         conversations.split([*conversations.read([tmp_path / "c.jsonl"])] * 2, 0.1)
-    monkeypatch.setattr(conversations, "MAX_LINE", 50)
-    with pytest.raises(dataset.DataError, match="line 1 is longer than 50 bytes"):
+    monkeypatch.setattr(files, "MOST_OF_RECORD", 50)
+    with pytest.raises(dataset.DataError, match="line 1: more than 50 bytes; cut it"):
         list(conversations.read([tmp_path / "c.jsonl"]))
+
+
+def test_compressed_and_in_capitals(tmp_path: Path) -> None:
+    file = tmp_path / "C.JSONL.GZ"
+    file.write_bytes(gzip.compress(b"\n" + json.dumps({"messages": TALK}).encode()))
+    (found,) = conversations.read([file])
+    assert found.messages == TALK and found.where == f"{file}, line 2"
+    assert conversations.among([str(file)]) == [file]
 
 
 def test_a_call_that_is_none() -> None:

@@ -243,7 +243,7 @@ def test_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(corpus.DataError, match=r"a\.txt is not UTF-8 \(byte 2\)"):
         read([tmp_path / "a.txt"])
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
-    with pytest.raises(corpus.DataError, match=r"b\.jsonl is not UTF-8 \(byte 24\)"):
+    with pytest.raises(corpus.DataError, match=r"b\.jsonl, line 2 is not UTF-8 \(byte 10\)"):
         read([tmp_path / "b.jsonl"])
 
 

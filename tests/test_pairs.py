@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -85,6 +86,12 @@ def test_pairs_of_files_stay_together(tmp_path: Path) -> None:
     assert len(train) + len(held_out) == 120 and 2 <= len(held_out) < 60
     for texts in (train, held_out):
         assert all(second == "a" + first[1:] for first, second in zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_pairs_may_be_compressed(tmp_path: Path) -> None:
+    file = tmp_path / "Pairs.JSONL.gz"
+    file.write_bytes(gzip.compress(written(tmp_path, {"a": "x", "b": "y"}).read_bytes()))
+    assert pairs.files_of([str(file)]) == [file] and list(pairs.Joined([file])) == ['["x", "y"]']
 
 
 def test_other_text_holds_no_pairs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pickle
@@ -62,6 +63,17 @@ def test_one_record_in_every_form(tmp_path: Path) -> None:
     content = [[record.images[0].read_bytes() for record in read(place)] for place in (by_line, tmp_path / "folder")]
     assert content[0] == content[1] and read(by_row)[2].images == (tmp_path / "2.png",)
     assert [record.where for record in read(by_line)] == [f"{by_line}, line {n}" for n in (1, 2, 3)]
+
+
+def test_tables_may_be_compressed(tmp_path: Path) -> None:
+    names = [name for name, _, _ in halves(tmp_path, 2)]
+    plain = [
+        lines(tmp_path, "a.jsonl", [{"image": name, "text": "x"} for name in names]),
+        table(tmp_path, "b.csv", ({"image": name, "caption": "x"} for name in names)),
+    ]
+    for file, name in zip(plain, ("C.JSONL.GZ", "d.csv.gz"), strict=True):
+        (tmp_path / name).write_bytes(gzip.compress(file.read_bytes()))
+        assert [each[:3] for each in read(tmp_path / name)] == [each[:3] for each in read(file)]
 
 
 def test_questions_of_several_pictures_and_of_none(tmp_path: Path) -> None:

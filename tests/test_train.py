@@ -370,7 +370,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
     ("toml", "message"),
     [
         ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate'"),
-        ("[train]\nlrr = 1.0\n", "did you mean 'lr'?"),
+        ("[train]\nlrr = 1.0\n", "c.toml: unknown training option 'lrr', did you mean 'lr'?"),
+        ("[model]\ndimm = 3\n", "c.toml: unknown model option 'dimm', did you mean 'dim'?"),
+        ("train = 3\n", "c.toml: train is 3, expected a table [train]"),
         ("[train]\nsteps = 1.5\n", "steps is 1.5, expected int"),
         ("[models]\ndim = 3\n", "unknown name 'models', expected preset, [train] or [model]"),
         ("preset\n", "is not TOML"),

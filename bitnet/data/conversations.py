@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED
+from bitnet.data.files import first_record, kind_of, records
 from bitnet.data.packing import Dialogue, best_fit, filled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate, is_message
@@ -42,7 +43,6 @@ CHATML = (
 )
 """The template of a model that has none."""
 
-MAX_LINE = 16 << 20  # bytes of a conversation
 Messages = list[dict[str, Any]]
 
 
@@ -61,47 +61,25 @@ def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
     They may have "tools", and messages "tool_calls", as OpenAI's API has them. parts: a content may also be a list of
     parts, texts and images. Raises DataError naming file and line.
     """
-    for line, where in lines_of(files, "conversation"):
-        yield conversation(record_of(line, where), where, parts)
+    for record, where in records_of(files, "conversation"):
+        yield conversation(record, where, parts)
 
 
-def lines_of(files: Iterable[Path], what: str) -> Iterator[tuple[bytes, str]]:
-    """The lines of .jsonl files that are not empty, and where each is. what: that one holds, for messages."""
+def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
+    """What the lines of .jsonl files say, and where each is. what: that one holds, for messages."""
     for file in files:
-        if file.suffix != ".jsonl":
+        if kind_of(file) != ".jsonl":
             raise DataError(f"{file} is no .jsonl file, expected one {what} a line")
-        with file.open("rb") as lines:
-            number = 0
-            while line := lines.readline(MAX_LINE + 1):
-                number += 1
-                where = f"{file}, line {number}"
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one {what}")
-                if line.strip():
-                    yield line, where
+        yield from records(file)
 
 
 def among(data: Sequence[str]) -> list[Path]:
     """The files that `data` names, if all are .jsonl files and the first begins with a conversation; else none."""
-    if not data or not all(name.endswith(".jsonl") for name in data):
+    if not data or not all(kind_of(Path(name)) == ".jsonl" for name in data):
         return []
     files = corpus.files_of(data)
-    with files[0].open("rb") as lines:
-        try:
-            record = json.loads(lines.readline(MAX_LINE))
-        except (ValueError, RecursionError):  # what reads the file says so
-            return []
+    record = first_record(files[0])
     return files if isinstance(record, dict) and "messages" in record else []
-
-
-def record_of(line: bytes, where: str) -> Any:
-    """What a line says, in JSON."""
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
 
 
 def conversation(record: Any, where: str, parts: bool = False) -> Conversation:

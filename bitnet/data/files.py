@@ -24,6 +24,8 @@ COLUMN = "text"
 """Where the text of a line or row stands, unless a person says something else."""
 MOST = 1 << 30
 """Bytes of one text: what encodes it takes some 25 times as many."""
+MOST_OF_RECORD = 16 << 20
+"""Bytes of a line that is a conversation, a pair or the like."""
 
 
 class DataError(ValueError):
@@ -48,8 +50,10 @@ def is_known(file: Path) -> bool:
 def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
     """Of a .jsonl or .parquet file the strings in a column, else the whole text."""
     kind = kind_of(file)
-    if kind in ROWS:
-        return _rows(file, column) if kind == ".parquet" else _lines(file, column)
+    if kind == ".parquet":
+        return _rows(file, column)
+    if kind == ".jsonl":
+        return (text_of(record, where, column) for record, where in records(file, MOST))
     return _whole(file)
 
 
@@ -107,37 +111,48 @@ def _uncompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
 
 def _whole(file: Path) -> Iterator[str]:
     with opened(file) as content:
-        yield _decoded(_bounded(content.read, str(file)), file, 0)
+        yield _decoded(_bounded(content.read, MOST, str(file)), str(file))
 
 
-def _lines(file: Path, column: str) -> Iterator[str]:
+def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
+    """What the lines of a .jsonl file say that are not empty, and where each is, for messages.
+
+    most: bytes of a line; 0: MOST_OF_RECORD. Raises DataError naming file and line.
+    """
     with opened(file) as content:
-        number, start = 0, 0
-        while line := _bounded(content.readline, where := f"{file}, line {number + 1}"):
+        number = 1
+        while line := _bounded(content.readline, most or MOST_OF_RECORD, where := f"{file}, line {number}"):
+            if line.strip():
+                yield _parsed(line, where), where
             number += 1
-            text = _decoded(line, file, start)
-            start += len(line)
-            if text.strip():
-                yield text_of(_parsed(text, where), where, column)
 
 
-def _bounded(read: Callable[[int], bytes], where: str) -> bytes:
-    found = read(MOST + 1)
-    if len(found) > MOST:
-        raise DataError(f"{where}: a text of more than {MOST:,} bytes; cut it into several")
+def first_record(file: Path) -> Any:
+    """What the first line says that is not empty; None where it is no JSON, or there is none."""
+    try:
+        return next(records(file), (None, ""))[0]
+    except DataError:
+        return None
+
+
+def _bounded(read: Callable[[int], bytes], most: int, where: str) -> bytes:
+    found = read(most + 1)
+    if len(found) > most:
+        raise DataError(f"{where}: more than {most:,} bytes; cut it into several")
     return found
 
 
-def _decoded(text: bytes, file: Path, start: int) -> str:
+def _decoded(text: bytes, where: str) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise NotUTF8Error(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
+        raise NotUTF8Error(f"{where} is not UTF-8 (byte {error.start}); convert it or leave it out") from None
 
 
-def _parsed(line: str, where: str) -> Any:
+def _parsed(line: bytes, where: str) -> Any:
+    text = _decoded(line, where)
     try:
-        return json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also of a long integer
         raise DataError(f"{where}: not JSON: {error}") from None
 
@@ -162,7 +177,7 @@ def _rows(file: Path, column: str) -> Iterator[str]:
                     except UnicodeDecodeError as error:
                         raise NotUTF8Error(f"{where} is not UTF-8 (byte {error.start})") from None
                     if isinstance(text, str) and len(text) > MOST:
-                        raise DataError(f"{where}: a text of more than {MOST:,} bytes; cut it into several")
+                        raise DataError(f"{where}: more than {MOST:,} bytes; cut it into several")
                     yield text_of({column: text}, where, column)
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bitnet.data import corpus, hub
-from bitnet.data.conversations import record_of
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
+from bitnet.data.files import first_record, kind_of, records
 
 LEAST = 8  # tokens of a piece: less says nothing of its document
 
@@ -36,7 +37,7 @@ def files_of(sources: Sequence[str]) -> list[Path]:
     if not sources or any(map(hub.is_named, sources)):
         return []
     files = corpus.files_of(sources)
-    of_pairs = [file for file in files if file.suffix == ".jsonl" and _begins_with_a_pair(file)]
+    of_pairs = [file for file in files if kind_of(file) == ".jsonl" and _begins_with_a_pair(file)]
     if of_pairs and len(of_pairs) < len(files):
         other = next(file for file in files if file not in of_pairs)
         raise DataError(f"{of_pairs[0]} holds pairs of texts and {other} does not; give one kind of data")
@@ -44,12 +45,7 @@ def files_of(sources: Sequence[str]) -> list[Path]:
 
 
 def _begins_with_a_pair(file: Path) -> bool:
-    with file.open("rb") as lines:
-        first = next((line for line in lines if line.strip()), b"")
-    try:
-        record = json.loads(first)
-    except (ValueError, RecursionError):
-        return False
+    record = first_record(file)
     return isinstance(record, dict) and sum(isinstance(value, str) for value in record.values()) == 2
 
 
@@ -62,16 +58,13 @@ class Joined:
     def __iter__(self) -> Iterator[str]:
         names: tuple[str, str] | None = None
         for file in self._files:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        names, pair = _pair(line, f"{file}, line {number}", names)
-                        yield json.dumps(pair)
+            for record, where in records(file):
+                names, pair = _pair(record, where, names)
+                yield json.dumps(pair)
 
 
-def _pair(line: bytes, where: str, names: tuple[str, str] | None) -> tuple[tuple[str, str], list[str]]:
-    """The names of the two fields, those of the first line, and what a line has there."""
-    record = record_of(line, where)
+def _pair(record: Any, where: str, names: tuple[str, str] | None) -> tuple[tuple[str, str], list[str]]:
+    """The names of the two fields, those of the first record, and what a record has there."""
     texts = record if isinstance(record, dict) else {}
     if names is None:
         first, second = (name for name, value in texts.items() if isinstance(value, str))

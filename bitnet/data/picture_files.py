@@ -12,12 +12,13 @@ are the lines of .jsonl files and the rows of .csv files, with paths relative to
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitnet.data.corpus import LOG, DataError
+from bitnet.data.files import kind_of, opened, records
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -25,7 +26,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 RECORDS = (".jsonl", ".csv")
 ANSWERS, QUESTIONS = ("caption", "text", "suffix", "answer"), ("prefix", "question")
 EXPECTED = 'expected "image" and "caption", or "image", "prefix" and "suffix"'
-MAX_LINE = 16 << 20  # bytes
 
 
 class Record(NamedTuple):
@@ -64,9 +64,9 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
         path = Path(source)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file())
-            tables = [file for file in files if file.suffix in RECORDS and file.name != LOG]
+            tables = [file for file in files if kind_of(file) in RECORDS and file.name != LOG]
             yield from _files(tables) if tables else _beside_texts(path, files)
-        elif path.suffix in RECORDS:
+        elif kind_of(path) in RECORDS:
             yield from _files([path])
         else:
             found = "is no .jsonl file, .csv file or folder" if path.exists() else "does not exist"
@@ -77,10 +77,10 @@ def _files(files: Iterable[Path]) -> Iterator[Record]:
     problems, n = Problems(), 0
     for file in files:
         try:
-            for number, values in _rows(file) if file.suffix == ".csv" else _objects(file):
+            for values, where in records(file) if kind_of(file) == ".jsonl" else _rows(file):
                 n += 1
                 try:
-                    record = _record(values, file.parent, f"{file}, line {number}")
+                    record = _record(values, file.parent, where)
                 except DataError as error:
                     problems.add(error, n)
                 else:
@@ -92,30 +92,15 @@ def _files(files: Iterable[Path]) -> Iterator[Record]:
     problems.refuse(n)
 
 
-def _objects(file: Path) -> Iterator[tuple[int, Any]]:
-    with file.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_LINE + 1):
-            number += 1
-            if len(line) > MAX_LINE:
-                raise DataError(f"{file}, line {number} is longer than {MAX_LINE} bytes, expected one record")
-            if line.strip():
-                try:
-                    yield number, json.loads(line.decode())
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{file}, line {number} is not UTF-8 (byte {error.start})") from None
-                except (ValueError, RecursionError) as error:  # ValueError also of a long integer
-                    raise DataError(f"{file}, line {number}: not JSON: {error}") from None
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """An empty cell says nothing."""
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        rows = csv.DictReader(lines, strict=True)
+def _rows(file: Path) -> Iterator[tuple[Any, str]]:
+    """Those of a .csv file, and where each is. An empty cell says nothing."""
+    with opened(file) as content:
+        rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
         for row in rows:
+            where = f"{file}, line {rows.line_num}"
             if None in row or None in row.values():
-                raise DataError(f"{file}, line {rows.line_num}: expected {len(rows.fieldnames or ())} cells")
-            yield rows.line_num, {name: cell for name, cell in row.items() if cell}
+                raise DataError(f"{where}: expected {len(rows.fieldnames or ())} cells")
+            yield {name: cell for name, cell in row.items() if cell}, where
 
 
 def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:

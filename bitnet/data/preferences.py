@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bitnet.data.conversations import Conversation, Encoder, conversation, lines_of, record_of
+from bitnet.data.conversations import Conversation, Encoder, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.packing import Dialogue, best_fit, filled
 
@@ -41,8 +41,7 @@ class Preference(NamedTuple):
 
 def read(files: Iterable[Path]) -> Iterator[Preference]:
     """The lines of .jsonl files. Raises DataError naming file and line."""
-    for line, where in lines_of(files, "preference"):
-        record = record_of(line, where)
+    for record, where in records_of(files, "preference"):
         prompt, chosen, rejected = (
             (record.get("prompt", ""), record.get("chosen"), record.get("rejected"))
             if isinstance(record, dict)
@@ -53,7 +52,7 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
         elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
             yield _of_messages(prompt, chosen, rejected, record.get("tools"), where)
         else:
-            raise DataError(f"{where}: {line.decode()[:80]!r}, {EXPECTED}")
+            raise DataError(f"{where}: {json.dumps(record)[:80]}, {EXPECTED}")
 
 
 def _of_texts(prompt: str, chosen: str, rejected: str, where: str) -> Preference:

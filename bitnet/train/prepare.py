@@ -273,9 +273,10 @@ def sequences_of_step(settings: Settings, context: int) -> int:
     tokens, processes = settings.batch_tokens or settings.batch * settings.accumulate * context, parallel.size()
     if tokens % (context * processes):
         what = "--batch-tokens" if settings.batch_tokens else "--batch or --accumulate"
+        dealt = f", dealt out to {processes} processes" if processes > 1 else ""
         raise TrainingError(
             f"an optimizer step has {tokens:,} tokens, expected a multiple of {context * processes:,}: "
-            f"sequences of {context:,} tokens, dealt out to {processes} processes; change {what}"
+            f"sequences of {context:,} tokens{dealt}; change {what}"
         )
     alone = tokens // context // processes % settings.batch == 1
     if settings.objective == "contrastive" and alone:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
-from bitnet.data import SOURCES
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
-from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, Settings, did_you_mean, flag_of
 from bitnet.train import adapters, thinker
 
 if TYPE_CHECKING:
@@ -190,6 +189,11 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(f"{given.config}: {VISION} is {seeing!r}, expected a table [model.{VISION}]")
     flat = {name: value for name, value in of_file.items() if name != VISION}
     flat |= {f"{VISION}.{name}": value for name, value in seeing.items()}
+    try:
+        Settings.check_names(in_file)
+        _known(flat)
+    except ValueError as error:
+        raise ValueError(f"{given.config}: {error}") from None
     return train, _nested(_known(flat | dict(_assignment(text) for text in given.model)))
 
 
@@ -270,6 +274,8 @@ def _read(path: str) -> dict[str, Any]:
     for name in values:
         if name not in ("preset", "train", "model"):
             raise ValueError(f"{path}: unknown name {name!r}, expected preset, [train] or [model]")
+        if name != "preset" and not isinstance(values[name], dict):
+            raise ValueError(f"{path}: {name} is {values[name]!r}, expected a table [{name}]")
     return values
 
 

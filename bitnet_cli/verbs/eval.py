@@ -109,7 +109,10 @@ def _check_samples(model: Model | ModelConfig, args: argparse.Namespace) -> None
 def _opened(source: Path) -> Checkpoint:
     from bitnet.train.checkpoint import Checkpoint
 
-    return Checkpoint.open(source)
+    checkpoint = Checkpoint.open(source)
+    if checkpoint.folder != source:
+        say(str(checkpoint.folder))  # of a run folder the newest, or the best
+    return checkpoint
 
 
 @contextmanager

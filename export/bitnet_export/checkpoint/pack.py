@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
-from bitnet.data import SOURCES
+from bitnet.settings import SOURCES
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.records import Spec
