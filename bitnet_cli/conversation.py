@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.kept import at_the_end, from_note, to_note
+from bitnet_cli.kept import Kept, at_the_end, from_note, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
@@ -47,7 +47,7 @@ class Conversation:
         self._quiet = quiet
         self._turns: list[Message] = []  # of user and assistant, one after the other
         self._pictures: list[str] = []  # that go with the next message
-        self._refused = False  # a message from a pipe that was no text, or lacked a picture
+        self._refused = False  # something from a pipe could not be done
         self._lacking = False  # a picture from a pipe that is not there: what follows would be asked of nothing
         self._opening: list[Message] = []  # the system message
         self._unseen = 0  # how many of them the model no longer sees
@@ -60,11 +60,11 @@ class Conversation:
         turns = len(self._turns) // 2
         self._note(f"[{turns} turn{'s' * (turns != 1)} so far]")
 
-    def run(self, session: Session, keep: Path | None = None) -> int:
+    def run(self, session: Session, keep: Kept | None = None) -> int:
         """Read, answer, again, until /exit or the end of input; then the session is closed. Ctrl-C twice raises.
 
         keep: a file that the session and the conversation are written to before.
-        Returns the exit code: 1 when a pipe held what is not UTF-8, or a message whose picture is not there.
+        Returns the exit code: 1 when something that a pipe asked for could not be done.
         """
         self._session = session
         self._lines = Lines(self._quiet)
@@ -79,14 +79,17 @@ class Conversation:
                         break
                     self._obey(text)
                 elif self._lacking:
-                    say("error: the message lacks its picture; it was not sent")
-                    self._pictures, self._lacking, self._refused = [], False, True
+                    self._error("the message lacks its picture; it was not sent")
+                    self._pictures, self._lacking = [], False
                 elif text and self._answer(self._message(text)):
                     self._pictures = []
         return int(self._refused)
 
-    def _save_session(self, path: Path) -> None:
-        self._session.save(path, to_note(self._opening, self._turns, self._unseen))
+    def _save_session(self, keep: Kept) -> None:
+        place = keep.place()
+        if place != keep.path:
+            say(f"another chat has written {escape(str(keep.path))} meanwhile; this one is in {escape(str(place))}")
+        self._session.save(place, to_note(self._opening, self._turns, self._unseen))
 
     # ---- what is typed ----
 
@@ -99,8 +102,7 @@ class Conversation:
                 text.encode()
                 return text, is_command
             except UnicodeEncodeError:
-                say("error: this is not UTF-8; nothing was sent")
-                self._refused |= not self._lines.typed
+                self._error("this is not UTF-8; nothing was sent")
             except EOFError:
                 if self._lines.typed:
                     print(file=sys.stderr)
@@ -148,7 +150,7 @@ class Conversation:
         elif command == "/help":
             say(f"{HELP}\n{PASTE if self._lines.pastes else NO_PASTE}")
         else:
-            say(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
+            self._error(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
 
     def show(self, name: str) -> None:
         """Let a picture go with the next message. Raises BitnetError when it or the model is not fit for that."""
@@ -162,7 +164,7 @@ class Conversation:
                 raise ImageError("/image FILE: name a picture")
             self.show(os.path.expanduser(name))
         except BitnetError as error:
-            say(f"error: {escape(str(error))}")
+            self._error(escape(str(error)))
             self._lacking |= not self._lines.typed
         else:
             self._note("it goes with the next message")
@@ -176,7 +178,7 @@ class Conversation:
         try:
             self._tell(text)
         except BitnetError as error:
-            say(f"error: {escape(str(error))}")
+            self._error(escape(str(error)))
         else:
             self._note("from the next answer on" if text else "no system message")
 
@@ -193,7 +195,7 @@ class Conversation:
 
     def _retry(self) -> None:
         if not self._turns:
-            say("no message to answer again")
+            self._error("no message to answer again")
             return
         if resolve(self._sampling, self._model.defaults).temperature == 0:
             say("at temperature 0 the answer stays the same, whatever the seed")
@@ -205,9 +207,9 @@ class Conversation:
     def _save(self, name: str) -> None:
         path = Path(os.path.expanduser(name))
         if path.suffix != ".jsonl":
-            say("/save wants the name of a .jsonl file, to which it adds a line")
+            self._error("/save wants the name of a .jsonl file, to which it adds a line")
         elif not self._turns:
-            say("nothing to save")
+            self._error("nothing to save")
         else:
             line = json.dumps({"messages": [*self._opening, *self._turns]}, ensure_ascii=False) + "\n"
             try:
@@ -217,7 +219,7 @@ class Conversation:
                         line = line if file.read() == b"\n" else "\n" + line
                     file.write(line.encode())
             except (OSError, ValueError) as error:
-                say(f"error: {getattr(error, 'strerror', None) or error}: {escape(str(path))}")
+                self._error(f"{getattr(error, 'strerror', None) or error}: {escape(str(path))}")
             else:
                 self._note(f"added to {escape(str(path))}")
                 if images_of(self._turns):
@@ -240,7 +242,7 @@ class Conversation:
             if not self._lines.typed:
                 raise
         except BitnetError as error:
-            say(("\n" if stream else "") + f"error: {escape(str(error))}")
+            self._error(escape(str(error)), "\n" if stream else "")
             return False
         result = stream.result if stream else None
         if result is None or (result.finish_reason == "cancelled" and not result.text):
@@ -248,7 +250,7 @@ class Conversation:
             return False
         print(flush=True)
         self._turns += [message, {"role": "assistant", "content": result.text}]
-        if notice := cut_off(result, self._model):
+        if notice := cut_off(result, self._model, self._session.n_ctx):
             self._note(notice)
         self._note(end_line(result))
         return True
@@ -264,7 +266,7 @@ class Conversation:
         alone = self._tokens(message, len(self._turns))
         if len(alone) > n_ctx:
             what = "message with the system message" if self._opening else "message"
-            raise InvalidParameterError(too_long(what, len(alone), self._model), "prompt")
+            raise InvalidParameterError(too_long(what, len(alone), self._model, n_ctx), "prompt")
         if not self._model.has_template or self._unseen == len(self._turns):
             return alone
         # Half of the context is freed at once: after each change the rest is computed anew.
@@ -273,7 +275,7 @@ class Conversation:
         self._unseen = [*places, len(self._turns)][found]
         self._note(
             f"[the context of {n_ctx:,} tokens is full: the model no longer sees the oldest {self._unseen // 2} of "
-            f"{len(self._turns) // 2} turns{larger_context(self._model)}; /clear begins anew]"
+            f"{len(self._turns) // 2} turns{larger_context(self._model, n_ctx)}; /clear begins anew]"
         )
         return self._tokens(message, self._unseen)
 
@@ -289,6 +291,10 @@ class Conversation:
     def _seen(self, message: Message, unseen: int) -> list[Message]:
         """What the model sees before it answers; without a template it knows no turns."""
         return [*self._opening, *self._turns[unseen:], message] if self._model.has_template else [message]
+
+    def _error(self, text: str, before: str = "") -> None:
+        say(f"{before}error: {text}")
+        self._refused |= not self._lines.typed
 
     def _note(self, text: str) -> None:
         if not self._quiet:

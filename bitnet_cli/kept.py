@@ -6,7 +6,9 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from bitnet_runtime.errors import SessionFileError
@@ -43,13 +45,60 @@ def _texts(content: Any) -> list[Any]:
     return [content]
 
 
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""What says that the machine shuts down or the terminal was closed; often both."""
+
+
 @contextlib.contextmanager
 def at_the_end(save: Callable[[], None]) -> Iterator[None]:
-    """Call it whatever ends the block, also a terminal that is closed, or a machine that shuts down."""
+    """Call it whatever ends the block, a signal of ENDS too. What comes after that does not disturb it."""
     with contextlib.ExitStack() as before:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before.callback(signal.signal, number, signal.signal(number, lambda sent, _: sys.exit(128 + sent)))
+        for number in (*ENDS, signal.SIGINT):
+            before.callback(signal.signal, number, signal.getsignal(number))
+        for number in ENDS:
+            signal.signal(number, _leave)
         try:
             yield
         finally:
-            save()
+            try:
+                _ignore((*ENDS, signal.SIGINT))
+            finally:  # also when one came just before
+                save()
+
+
+def _leave(sent: int, _: object) -> None:
+    _ignore(ENDS)
+    sys.exit(128 + sent)
+
+
+def _ignore(signals: Iterable[signal.Signals]) -> None:
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+
+
+# ---- where ----
+
+
+class Kept:
+    """The file of a conversation, as it is when one begins."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state = self._now()
+
+    @property
+    def exists(self) -> bool:
+        return self._state is not None
+
+    def place(self) -> Path:
+        """Where to write the conversation; if another has written the file meanwhile, talk-2.session beside it."""
+        if self._now() == self._state:
+            return self.path
+        return next(other for n in count(2) if not (other := self.path.with_stem(f"{self.path.stem}-{n}")).exists())
+
+    def _now(self) -> tuple[int, int, int] | None:
+        try:
+            facts = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return facts.st_ino, facts.st_mtime_ns, facts.st_size

@@ -11,24 +11,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def cut_off(result: Result, model: Model) -> str:
-    """Why an answer is not complete and what allows more, in one line; "" for a complete one."""
+def cut_off(result: Result, model: Model, n_ctx: int) -> str:
+    """Why an answer is not complete and what allows more, in one line; "" for a complete one. n_ctx: of its session."""
     if result.finish_reason != "length":
         return ""
-    if result.usage.total_tokens >= model.n_ctx:
-        return f"[stopped: the context of {model.n_ctx:,} tokens is full{larger_context(model)}]"
-    return f"[stopped after {result.usage.completion_tokens:,} tokens; -n N allows more]"
+    if result.usage.total_tokens >= n_ctx:
+        return f"[stopped: the context of {n_ctx:,} tokens is full{larger_context(model, n_ctx)}]"
+    n = result.usage.completion_tokens
+    return f"[stopped after {n:,} token{'s' * (n != 1)}; -n N allows more]"
 
 
-def too_long(what: str, tokens: int, model: Model, images: str = "") -> str:
+def too_long(what: str, tokens: int, model: Model, n_ctx: int, images: str = "") -> str:
     """Of a text that does not fit the context, for an error. images: what is to be said of those."""
-    found = f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; {images and f'{images}; '}"
-    return f"{found}shorten it{larger_context(model)}"
+    found = f"the {what} has {tokens:,} tokens, the context holds {n_ctx:,}; {images and f'{images}; '}"
+    return f"{found}shorten it{larger_context(model, n_ctx)}"
 
 
-def larger_context(model: Model) -> str:
-    """How to get one, as the end of a sentence; "" when the model has no larger one."""
-    return f"; -c N allows up to {model.info.max_context:,}" if model.n_ctx < model.info.max_context else ""
+def larger_context(model: Model, n_ctx: int) -> str:
+    """How to get one, as the end of a sentence; "" when the model has no larger one, or a file has said how large."""
+    allowed = n_ctx == model.n_ctx < model.info.max_context
+    return f"; -c N allows up to {model.info.max_context:,}" if allowed else ""
 
 
 def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:

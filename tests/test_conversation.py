@@ -18,6 +18,7 @@ import pytest
 from bitnet.data import conversations
 from bitnet.presets import PRESETS
 from bitnet_cli import main
+from bitnet_cli.kept import ENDS, at_the_end
 from bitnet_export import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.generation import Stream
@@ -70,7 +71,7 @@ def test_through_a_pipe(models: Path) -> None:
 
 def test_messages_that_look_like_commands(models: Path) -> None:
     done = piped(models / "chat", "//clear", "/nothing", "/clear all", '"""/exit"""', '"""', "/a", "/b", '"""')
-    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n" * 3)
+    assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n" * 3)
     assert prompts(done.stderr) == [size("/clear"), size("/clear", "/exit"), size("/clear", "/exit", "/a\n/b")]
     assert re.findall("unknown command (.*);.*a second / in front", done.stderr) == ["/nothing", "/clear"]
 
@@ -133,7 +134,7 @@ def test_the_oldest_turns_give_way(models: Path) -> None:
 )
 def test_a_message_that_alone_is_too_long(models: Path, name: str, most: int, hint: str) -> None:
     done = piped(models / name, "hello", "x" * 300, "bye", args=("-c", most, "--quiet"))
-    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n" * 2)
+    assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n" * 2)
     tokens = 300 + (AROUND if name == "chat" else 0)
     assert done.stderr == f"error: the message has {tokens} tokens, the context holds {most}; shorten it{hint}\n"
     told = piped(models / "chat", "x" * 300, args=("--system", "Be kind.", "--quiet"))
@@ -142,7 +143,7 @@ def test_a_message_that_alone_is_too_long(models: Path, name: str, most: int, hi
 
 def test_answers_that_are_cut_off_say_so(models: Path) -> None:
     done = piped(models / "chat", "hello", args=("-n", 1))
-    assert "\n[stopped after 1 tokens; -n N allows more]\n" in done.stderr
+    assert "\n[stopped after 1 token; -n N allows more]\n" in done.stderr
     done = piped(models / "chat", "x" * 253)
     assert "\n[stopped: the context of 256 tokens is full]\n" in done.stderr
     assert "stopped" not in piped(models / "chat", "hello").stderr
@@ -221,7 +222,7 @@ def test_save_harms_nothing(models: Path, tmp_path: Path) -> None:
         "\0.jsonl",
     )
     done = piped(models / "chat", "x", "/save", *(f"/save {name}" for name in names), "bye", args=("--quiet",))
-    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n" * 2)
+    assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n" * 2)
     assert done.stderr.count("wants the name of a .jsonl file") == 2
     assert "error: Is a directory: " in done.stderr and done.stderr.count("error: No such file or directory: ") == 2
     assert (tmp_path / "model.bitnet").read_bytes() == b"x"
@@ -348,6 +349,51 @@ def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> Non
     assert prompts(third.stderr) == [size("hello", "again", "more", system="be short")]
     with Model.load(models / "chat", threads=1) as model, model.load_session(file) as session:
         assert session.position > size("hello")
+
+
+def test_of_two_conversations_in_one_file_none_is_lost(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    with Terminal("chat", models / "chat", "--session", file) as first:
+        first.prompt()
+        first.type("hello\n")
+        first.prompt()
+        assert piped(models / "chat", "a", "b", args=("--session", file)).returncode == 0
+        first.type("/exit\n")
+        assert "another chat has written" in first.rest()
+    assert "[2 turns so far]" in piped(models / "chat", "again", args=("--session", file)).stderr
+    other = tmp_path / "talk-2.session"
+    assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", other)).stderr
+
+
+def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
+    args = ("--session", tmp_path / "talk")
+    assert piped(models / "chat", "hello", args=(*args, "-c", 64)).returncode == 0
+    larger = piped(models / "chat", "a" * 64, args=(*args, "-c", 128))
+    assert "[its context stays 64 tokens, as it was saved]" in larger.stderr
+    assert "the context holds 64; shorten it\n" in larger.stderr and larger.returncode == 1
+    full = piped(models / "chat", "a" * 61, args=args)
+    assert "[stopped: the context of 64 tokens is full]\n" in full.stderr
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_nothing_disturbs_what_is_written_at_the_end(raised: bool) -> None:
+    """Whoever closes a terminal may send two signals; the second comes as the file is written."""
+    before = {sent: signal.getsignal(sent) for sent in (*ENDS, signal.SIGINT)}
+    saved = []
+
+    def save() -> None:
+        for sent in before:
+            signal.raise_signal(sent)
+        saved.append(1)
+
+    if raised:
+        with pytest.raises(SystemExit) as stop, at_the_end(save):
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.value.code == 128 + signal.SIGHUP
+    else:
+        with at_the_end(save):
+            pass
+    assert saved == [1] and before == {sent: signal.getsignal(sent) for sent in before}
 
 
 @pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGTERM])

@@ -201,7 +201,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     nowhere = bitnet("generate", path, "-p", "Once", "--receipt", tmp_path / "no" / "receipt.json")
     assert (nowhere.returncode, nowhere.stdout) == (1, "") and "create it first" in nowhere.stderr
-    again = bitnet("verify-receipt", path, file, "--isa", "scalar")
+    again = bitnet("verify-receipt", path, "--isa", "scalar", file)
     assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
     assert "all 12 tokens are those of this model" in again.stderr
     fields = json.loads(file.read_text())

@@ -8,9 +8,10 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +31,10 @@ class Person(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=5)
     age: int = Field(ge=0, le=9)
+
+
+class Town(BaseModel):
+    name: Literal["Köln", "Bonn"]  # limits of numbers and lengths stay with Anthropic's client
 
 
 SCHEMA = Person.model_json_schema()
@@ -59,6 +64,11 @@ def test_the_official_client_parses_what_comes(client: OpenAI, model: Model) -> 
     assert person is not None and len(person.name) <= 5 and parsed.choices[0].finish_reason == "stop"
     response = client.responses.parse(model="any", input="go", text_format=Person, temperature=0.7)
     assert isinstance(response.output_parsed, Person)
+    claude = Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="none", max_retries=0)
+    message = claude.messages.parse(
+        model="any", max_tokens=200, messages=MESSAGES, output_format=Town, extra_body={"temperature": 0.7}
+    )
+    assert isinstance(message.parsed_output, Town)
 
 
 def test_each_is_what_generate_gives(client: OpenAI, model: Model) -> None:

@@ -75,6 +75,7 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
 def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
     monkeypatch.setattr(server, "MOST_SLOW", 8)
+    monkeypatch.setattr(server, "MOST_NEW", 8)
     monkeypatch.setattr(server, "HEADERS", 60)
     whole = as_http(COMPLETE, {"prompt": "x"})
     with contextlib.ExitStack() as stack:
@@ -89,6 +90,26 @@ def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, m
             assert closed_after(connection) < 8, "the oldest left"
         slow[-1].sendall(whole[-2:])
         assert b" 200 " in slow[-1].recv(1000), "the latest have their time"
+
+
+def test_many_may_come_at_once(serving: Serving) -> None:
+    """More than may be slow, and none is: each is answered, whatever the order in which they are read."""
+    one = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(serving, one)) for _ in range(server.MOST_SLOW + 100)]
+        assert all(b" 200 " in each.recv(1000) for each in connections)
+
+
+def test_new_ones_of_an_address_leave_room_for_others(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(server, "MOST_SLOW", 4)
+    monkeypatch.setattr(server, "MOST_NEW", 12)
+    monkeypatch.setattr(server, "PROMPT", 60)
+    with contextlib.ExitStack() as stack:
+        begun = [stack.enter_context(connect(serving, b"GET")) for _ in range(40)]
+        assert request(serving, "GET", "/health")[0] == 200
+        for connection in begun[:27]:
+            assert closed_after(connection) < 8, "the oldest left"
 
 
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

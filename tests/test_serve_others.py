@@ -118,6 +118,23 @@ def test_messages(claude: Anthropic) -> None:
     assert counted.input_tokens == 5
 
 
+def test_an_answer_that_is_begun_goes_on(claude: Anthropic, serving: Serving) -> None:
+    model = serving.models["script"].model
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "Good"}]
+    answer = claude.messages.create(model="script", max_tokens=50, messages=begun, extra_body={"temperature": 0})
+    prompt = [*model.apply_template(MESSAGES), *model.tokenize("Good", add_bos=False)]
+    assert answer.usage.input_tokens == len(prompt)
+    expected = model.generate(prompt, max_tokens=50, temperature=0)
+    assert "".join(block.text for block in answer.content if block.type == "text") == expected.text
+    assert claude.messages.count_tokens(model="script", messages=begun).input_tokens == len(prompt)
+
+
+def test_thinking_is_left_to_the_model(claude: Anthropic) -> None:
+    asked: Any = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
+    answer = claude.messages.create(model="script", max_tokens=50, messages=MESSAGES, **asked)
+    assert [block.text for block in answer.content if block.type == "text"] == ["Good day, €!"]
+
+
 def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
     with claude.messages.stream(model="script", max_tokens=50, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == "Good day, €!"
@@ -136,6 +153,8 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
         claude.post("/v1/messages", body={"messages": MESSAGES}, cast_to=object)
     with pytest.raises(anthropic.AuthenticationError):
         Anthropic(base_url=serving.address, api_key="other", max_retries=0).models.list()
+    status, answer = post(serving, "/v1/messages", {}, **{"x-api-key": "other"})
+    assert (status, answer["type"], answer["error"]["type"]) == (401, "error", "authentication_error")
     with pytest.raises(openai.AuthenticationError):
         OpenAI(base_url=f"{serving.address}/v1", api_key="other", max_retries=0).models.list()
     for wrong in (
@@ -143,6 +162,11 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         {"tools": [{"name": "x"}]},
+        {"output_config": {"format": {"type": "text"}}},
+        {"output_config": {"efort": "low"}},
+        {"thread": {"type": "create"}},
+        {"messages": [*MESSAGES, {"role": "assistant", "content": "Good "}]},
+        {"messages": [{"role": "assistant", "content": "Good"}]},
     ):
         asked = {"messages": MESSAGES, "max_tokens": 5} | wrong
         status, answer = post(serving, "/v1/messages", asked, **{"x-api-key": "key"})

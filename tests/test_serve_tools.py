@@ -174,7 +174,7 @@ def test_receipts_and_scores_of_calls(serving: Serving) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"messages": [{"role": "tool", "content": [5]}]}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}, "strict": True}}]},
-         "grammar"),
+         "tools"),
     ],
 )  # fmt: skip
 def test_wrong_tools(serving: Serving, wrong: Any, param: str) -> None:

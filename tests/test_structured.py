@@ -217,6 +217,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
         ({"json_schema": {"$ref": "https://example.org/x"}}, "refused"),
         ({"regex": ""}, "expected a regular expression"),
         ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "a\\"}, "ends in a backslash that escapes nothing"),
         ({"regex": "a\ud800"}, "not valid Unicode"),
         ({"grammar": "nonsense"}, "Expected"),
         ({"grammar": 'start: other'}, "other"),

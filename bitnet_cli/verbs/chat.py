@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bitnet_cli.arguments import refuse
+from bitnet_cli.kept import Kept
 from bitnet_cli.model_options import (
     adapter_of,
     add_adapter,
@@ -45,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if path is None:
         return refuse("no model; give a packed file, as in `bitnet chat model.bitnet`")
+    keep = None
     if args.session:
         writable(args.session)
+        keep = Kept(args.session)
     from bitnet_cli.conversation import Conversation
 
     with opened(args, path) as model:
@@ -56,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
         for name in args.image or ():
             conversation.show(name)
-        if args.session is None:
-            return conversation.run(fitting_session(args, model, new))
-        if not args.session.exists():
-            return conversation.run(fitting_session(args, model, new), args.session)
+        if keep is None or not keep.exists:
+            return conversation.run(fitting_session(args, model, new), keep)
         session = model.load_session(args.session)
         if session.adapter != adapter_of(model):
             raise ValueError(f"{args.session} has no adapter, so it goes on without --adapter")
         if session.kv_type != args.kv_type:
             note(args, f"[its cache stays {session.kv_type}, as it was saved]")
+        if args.ctx and session.n_ctx != args.ctx:
+            note(args, f"[its context stays {session.n_ctx:,} tokens, as it was saved]")
         conversation.restore(session.note, keep_system=args.system is None)
-        return conversation.run(session, args.session)
+        return conversation.run(session, keep)

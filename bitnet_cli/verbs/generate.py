@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             }
             stream = fitting_session(args, model, lambda: model.stream(prompt, **asked))
         except ContextLengthError as error:
-            raise ValueError(too_long("prompt", error.n_prompt, model, error.some)) from None
+            raise ValueError(too_long("prompt", error.n_prompt, model, model.n_ctx, error.some)) from None
         try:
             for piece in stream:
                 if not args.json and piece.text:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 replace(args.receipt, result.receipt.to_json().encode() + b"\n")
             as_asked = result.usage.completion_tokens == getattr(args, "max_tokens", None)
             if not as_asked or any(hasattr(args, kind) for kind in KINDS):  # a part of a format is not what was asked
-                note(args, cut_off(result, model))
+                note(args, cut_off(result, model, model.n_ctx))
             note(args, end_line(result))
     return 0
 

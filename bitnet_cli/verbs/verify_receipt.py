@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bitnet_cli.model_options import add_adapter, add_model, model_path, note, opened
+from bitnet_cli.model_options import add_adapter, add_engine, note, opened
 from bitnet_runtime.terminal import escape, show
 
 
@@ -16,7 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "and compare every token and every state. Prints the answer if it is true; else exits with 1 and says at which "
         "token the first difference is."
     )
-    add_model(parser)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a packed model file")
+    add_engine(parser)
     add_adapter(parser, "the adapter that the answer was made with, if there was one")
     parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a file of bitnet generate --receipt")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the answer")
@@ -26,14 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from bitnet_runtime.receipt import MOST, Receipt
 
-    path = model_path(args)
-    if path is None:
-        raise ValueError(
-            "no model; expected a packed file and a receipt, as in `bitnet verify-receipt model.bitnet FILE`"
-        )
     with args.receipt.open("rb") as file:  # a stranger's may have no end
         receipt = Receipt.from_json(file.read(MOST + 1))
-    with opened(args, path) as model:
+    with opened(args, args.model) as model:
         note(args, escape(str(model)))
         verdict = model.verify_receipt(receipt)
         text = model.detokenize(receipt.tokens) if verdict.valid and model.has_tokenizer else ""

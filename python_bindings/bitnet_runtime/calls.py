@@ -49,6 +49,7 @@ class CallReader:
         self._text = ""  # not yet understood
         self._said: list[str] = []
         self._after = False  # a call was the last thing
+        self._spoke = False  # there was text
         self._json = _Object()
         self._step: Callable[[bool], bool] = self._outside if self._opens else self._first
 
@@ -79,7 +80,7 @@ class CallReader:
         if place >= 0:
             self._say(self._text[:place].rstrip())
             return self._go(self._inside, place + len(self._opens))
-        whole = final and not (self._cut and self._after)  # behind a call it is the begin of another
+        whole = final and not (self._cut and (self._after or not self._spoke))  # else it is the begin of a call
         end = len(self._text) if whole else len(self._text[: _without_begin(self._text, self._opens)].rstrip())
         self._say(self._text[:end])
         return self._wait(end)
@@ -159,7 +160,7 @@ class CallReader:
         text = text.lstrip() if self._after else text
         if text:
             self._said.append(text)
-            self._after = False
+            self._after, self._spoke = False, True
 
     def _begin(self, name: str) -> None:
         self._calls.append((f"call_{secrets.token_hex(12)}", name, []))

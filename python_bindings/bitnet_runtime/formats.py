@@ -27,6 +27,8 @@ def format_text(kind: str, value: Any) -> str | None:
         text = _schema(value)
     elif isinstance(value, str) and value:
         text = value
+        if kind == "regex" and (len(text) - len(text.rstrip("\\"))) % 2:
+            raise GrammarError(f"regex is {shown(value)}, which ends in a backslash that escapes nothing", kind)
     else:
         expected = "a regular expression" if kind == "regex" else "a grammar in Lark's notation"
         raise GrammarError(f"{kind} is {shown(value)}, expected {expected}", kind)

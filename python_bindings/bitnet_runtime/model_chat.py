@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from bitnet_runtime.calls import CallReader
 from bitnet_runtime.defaults import Options, Sampling, resolve
-from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.errors import GrammarError, InvalidParameterError, shown
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
@@ -79,7 +80,20 @@ class ModelChat(ModelText):
             raise InvalidParameterError("tools go with json_schema, not with regex or grammar", "tools")
         schema = cast("str | None", options.json_schema)
         grammar = self._template.dialect.grammar(tools, schema, self._call_tokens)
-        return options if grammar is None else replace(options, json_schema=None, grammar=grammar)
+        if grammar is None:
+            return options
+        held = replace(options, json_schema=None, grammar=grammar)
+        try:
+            self.guide(held)
+        except GrammarError:
+            for function in tools.callable():
+                try:
+                    self.guide(replace(options, json_schema=json.dumps(function.parameters)))
+                except GrammarError as error:
+                    why = str(error).removeprefix("json_schema ")
+                    raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
+            raise
+        return held
 
     def call_reader(self, tools: Tools | None) -> CallReader | None:
         """What takes calls of tools out of an answer."""

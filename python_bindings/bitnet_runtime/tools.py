@@ -94,7 +94,7 @@ class ToolCall:
         if not isinstance(found, dict):
             raise ToolCallError(
                 f"the model called {self.name} with {shown(self.text)}, expected a JSON object; "
-                '"strict": true of the tool holds it to one'
+                'more max_tokens complete one that was cut off, and "strict": true of the tool holds it to JSON'
             )
         return found
 

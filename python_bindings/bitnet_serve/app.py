@@ -277,8 +277,7 @@ async def failed(request: Request, error: Exception) -> Response:
         error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
         error.headers |= headers
     told = api_error(error, TEXT_FIELDS.get(request.url.path))
-    said = messages.error_body(told) if request.url.path.startswith("/v1/messages") else told.body()
-    return JSONResponse(said, told.status, told.headers)
+    return JSONResponse(told.body(request.url.path), told.status, told.headers)
 
 
 async def nobody(request: Request, error: Exception) -> Response:

@@ -61,13 +61,15 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return given
 
 
-def asked(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, options: Sampling) -> Ask:
-    """How a conversation goes on."""
-    ready = prompt(model, said, tools)
+def asked(
+    model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, options: Sampling, begun: str = ""
+) -> Ask:
+    """How a conversation goes on. begun: how the answer begins."""
+    ready = prompt(model, said, tools, begun)
     return Ask(ready.tokens, model.held_to_calls(tools, options), ready.pixels, tools=tools)
 
 
-def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None) -> Ready:
+def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, begun: str = "") -> Ready:
     """What a conversation becomes. Images are in it, never names of files or addresses."""
     model.require_next_token()
     if not model.has_template:
@@ -77,7 +79,7 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None)
     for place, image in enumerate(images):
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
-    tokens = model.apply_template(said, tools)
+    tokens = model.apply_template(said, tools) + (model.tokenize(begun, add_bos=False) if begun else [])
     with model.counting_tools(said, tools, tokens):
         return model.ready(tokens, images or None, model.n_ctx)
 

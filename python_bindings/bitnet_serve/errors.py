@@ -1,4 +1,7 @@
-"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}, with the right status."""
+"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}, with the right status.
+
+Anthropic's has the same, and "type": "error" beside it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from bitnet_runtime.errors import (
 )
 from bitnet_serve.scheduler import OverloadedError
 
+MESSAGES = "/v1/messages"  # Anthropic's
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
@@ -53,9 +57,11 @@ class ApiError(Exception):
         if status == 401:
             self.headers["www-authenticate"] = "Bearer"
 
-    def body(self) -> dict[str, Any]:
+    def body(self, path: str = "") -> dict[str, Any]:
+        """In the words of the API of that path."""
         kind = KINDS.get(self.status, "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}}
+        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}
+        return ({"type": "error"} if path.startswith(MESSAGES) else {}) | {"error": told}
 
 
 def refuse(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

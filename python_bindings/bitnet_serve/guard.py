@@ -32,7 +32,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = dict(scope["headers"])
+        headers, cors = dict(scope["headers"]), []
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
@@ -45,7 +45,7 @@ class Guard:
                 who, address = self._check_key(headers), scope.get("client") or [None]
                 scope.setdefault("state", {}).update(who=who, client=address[0] if who is None else who)
         except ApiError as error:
-            return await refuse(send, error)
+            return await refuse(send, error, scope["path"], cors)
 
         async def with_headers(message: dict[str, object]) -> None:
             if message["type"] == "http.response.start":
@@ -92,7 +92,7 @@ def local_hosts(host: str) -> set[str]:
     return names | {host} if loopback else set()
 
 
-async def refuse(send: Send, error: ApiError) -> None:
+async def refuse(send: Send, error: ApiError, path: str, cors: list[tuple[bytes, bytes]]) -> None:
     """Send an error."""
     headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_all(send, error.status, "application/json", json.dumps(error.body()).encode(), headers)
+    await send_all(send, error.status, "application/json", json.dumps(error.body(path)).encode(), [*headers, *cors])

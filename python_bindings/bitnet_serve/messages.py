@@ -11,13 +11,13 @@ from bitnet_runtime.errors import ToolCallError, shown
 from bitnet_runtime.tools import ToolCall
 from bitnet_serve import chat, fields, offers
 from bitnet_serve.answers import Block, Choice, Shape, Work
-from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.errors import MESSAGES, ApiError, refuse
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([
     "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking",
-    "container", "mcp_servers", "context_management", "output_config", "inference_geo",
+    "container", "mcp_servers", "context_management", "output_config", "inference_geo", "thread",
 ])  # fmt: skip
 
 
@@ -26,21 +26,54 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     fields.check_known(body, KNOWN)
     if "max_tokens" not in body:
         raise refuse("max_tokens is missing, expected an integer", "max_tokens", "missing_required_parameter")
-    fields.unsupported(body, "mcp_servers", "container", "output_config")
+    fields.unsupported(body, "mcp_servers", "container")
+    if body.get("thread"):
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # clients go on without
+        told = "thread is not supported by this server: send all messages"
+        raise ApiError(400, told, "unsupported_parameter", "thread", more={"details": details})
     thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "disabled"})
-    if thinking.get("type") != "disabled":
+    if thinking.get("type") not in ("disabled", "adaptive"):  # the latter leaves it to the model
         raise refuse('thinking is not supported, expected {"type": "disabled"}', "thinking", "unsupported_parameter")
     asked = {name: value for name, value in body.items() if name not in ("stop", "stop_sequences")}
-    options = fields.sampling(asked | {"stop": body.get("stop_sequences", [])}, served.model, None)
-    ask = chat.asked(served.model, conversation(body), offers.of_messages(body), options)
+    asked |= {"stop": body.get("stop_sequences", []), "response_format": _format(body)}
+    options = fields.sampling(asked, served.model, None)
+    said, begun = _begun(conversation(body))
+    ask = chat.asked(served.model, said, offers.of_messages(body), options, begun)
     return Work(served, chat.several(served.model, [ask]), Messages(served), fields.take(body, "stream", bool, False))
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
     """/v1/messages/count_tokens"""
     fields.check_known(body, KNOWN)
-    ready = chat.prompt(served.model, conversation(body), offers.of_messages(body))
+    said, begun = _begun(conversation(body))
+    ready = chat.prompt(served.model, said, offers.of_messages(body), begun)
     return {"input_tokens": len(ready.tokens)}
+
+
+def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What output_config holds the answer to, in OpenAI's words. Its effort is the model's own."""
+    config: dict[str, Any] = fields.take(body, "output_config", dict, {})
+    if unknown := set(config) - {"effort", "format"}:
+        raise refuse(f"output_config has {shown(min(unknown), 80)}, expected effort and format", "output_config")
+    given = config.get("format")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type") != "json_schema" or "schema" not in given:
+        expected = '{"type": "json_schema", "schema": …}'
+        raise refuse(f"output_config.format is {shown(given)}, expected {expected}", "output_config")
+    return {"type": "json_schema", "json_schema": given}
+
+
+def _begun(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """A conversation without an answer that its last message begins, and that: the model goes on with it."""
+    last = said[-1]
+    if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
+        return said, ""
+    if last["content"] != last["content"].rstrip():
+        raise refuse("the answer that the last message begins ends in white space; leave that out", "messages")
+    if len(said) == 1:
+        raise refuse("messages has only the begin of an answer, expected a message of user before it", "messages")
+    return said[:-1], last["content"]
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -109,10 +142,6 @@ def _content_block(block: Block) -> dict[str, Any]:
         return {"type": "text", "text": f'{{"name": "{call.name}", "arguments": {call.text}'}
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    return {"type": "error", **error.body()}
-
-
 @dataclass
 class Messages(Shape):
     """The words of it."""
@@ -153,7 +182,7 @@ class Messages(Shape):
         yield {"type": "message_stop"}
 
     def error(self, error: ApiError) -> Iterable[Any]:
-        yield error_body(error)
+        yield error.body(MESSAGES)
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices

@@ -39,7 +39,7 @@ def of_messages(body: Mapping[str, Any]) -> Tools | None:
 
     def tool(given: Any) -> Any:
         if not isinstance(given, dict) or given.get("type", "custom") != "custom" or "input_schema" not in given:
-            return given
+            raise refuse(f'tools has {shown(given)}, expected {{"name": …, "input_schema": …}}', "tools")
         told = {name: given[name] for name in ("name", "description", "strict") if name in given}
         return {"type": "function", "function": told | {"parameters": given["input_schema"]}}
 

@@ -26,6 +26,8 @@ HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
 MOST_CONNECTIONS = 512
 MOST_SLOW = 128  # of these from one address, whose requests are not whole, or whose answers are not read
+MOST_NEW = 384  # of these that came within a second: many may come at once, and have their request read in turn
+PROMPT = 1.0
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
 STALLED = 30.0  # seconds in which a client takes so many, or all that there is
 LEAVING = 4.0  # seconds to read the rest when the server ends
@@ -42,13 +44,12 @@ class Protocol(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # whatever the system does not take pauses writing
         self.since = self.loop.time()
-        others = [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
-        if len(others) > MOST_CONNECTIONS:
+        self._share()
+        if len(self._others()) > MOST_CONNECTIONS:
             transport.write(BUSY)
             transport.close()
         else:
             self._watch()
-            self._share(others)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -86,11 +87,17 @@ class Protocol(H11Protocol):
         else:  # the answer came before the end of the request, which then was none
             self.transport.close()
 
-    def _share(self, connections: Sequence[Protocol]) -> None:
-        """Slow ones of an address only take places from each other: the oldest leaves."""
-        slow = [each for each in connections if each.host == self.host and each.is_slow]
-        if len(slow) > MOST_SLOW:
-            min(slow, key=lambda each: each.since).transport.abort()
+    def _others(self) -> list[Protocol]:
+        return [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
+
+    def _share(self) -> None:
+        """Slow ones of an address only take places from each other: the oldest leave."""
+        now = self.loop.time()
+        slow = [each for each in self._others() if each.host == self.host and each.is_slow]
+        slow.sort(key=lambda each: each.since, reverse=True)
+        for place, each in enumerate(slow):
+            if place >= (MOST_SLOW if now - each.since > PROMPT else MOST_NEW):
+                each.transport.abort()
 
     @property
     def host(self) -> str | None:

@@ -14,10 +14,8 @@
 
 #include <time.h>
 
-enum {
-    REST = 64, /* passes without a guess until one is tried anyway */
-    CREDIT = 4 /* tokens whose time a draft may cost a text before it has to earn it */
-};
+enum { REST = 64 };        /* passes without a guess until one is tried anyway */
+#define CREDIT 4.0         /* tokens whose time a draft may cost a text before it has to earn it */
 #define DOUBT (1.0 / 4)    /* the part of that which one has that was given up before */
 #define MEMORY (31.0 / 32) /* of what came before, at each guess */
 

@@ -79,7 +79,7 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
             held_out = conversations.split(
                 conversations.read(corpus.files_of(settings["chat"])), settings["validation"]
             )[1]
-            texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
+            texts = ["\n".join(message["content"] or "" for message in each.messages) for each in held_out]
         else:
             texts = corpus.split(
                 corpus.Documents(settings["data"], settings.get("column", files.COLUMN)), settings["validation"]

@@ -63,7 +63,8 @@ typedef struct bn_pv {
 typedef float bn_weigh(uint8_t *codes, float *w, const float *scale, size_t low, size_t high,
                        size_t n);
 
-enum { BN_WEIGHT_MOST = 16383, BN_WEIGHT_LOW = 7 /* bits of l */ };
+enum { BN_WEIGHT_LOW = 7 /* bits of l */ };
+#define BN_WEIGHT_MOST 16383.0f
 #define BN_WEIGHT_LEAST 1e-30f
 
 typedef struct bn_attention_kernels {

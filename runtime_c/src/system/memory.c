@@ -63,7 +63,7 @@ static void apply_rlimit(search *s, int resource, int column, const char *name) 
         pages = strtoull(at, &at, 10);
     /* and what malloc takes beside, to align large memory */
     const uint64_t used = pages * (uint64_t)sysconf(_SC_PAGESIZE) + 2 * BN_HUGE_PAGE;
-    apply(s, limit.rlim_cur, used, name);
+    apply(s, (uint64_t)limit.rlim_cur, used, name);
 }
 
 static void apply_rlimits(search *s) {
