@@ -17,6 +17,7 @@ from bitnet.model.masks import positions
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
+from bitnet_export.checkpoint.real_text import real_tokens
 from bitnet_runtime import Model
 from tool_models import QWEN, TOOLS
 
@@ -291,3 +292,7 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
     assert (result.text, result.finish_reason) == ("yes", "stop")
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    calls = [[talk[0], {"role": "assistant", "content": None, "tool_calls": [call]}] for talk in talks]
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in calls))
+    assert real_tokens(Checkpoint.open(folder), 3)[1] == "validation text", "what only calls tools says nothing"
