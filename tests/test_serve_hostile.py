@@ -214,6 +214,10 @@ def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
         assert not path.exists()
         with socket.socket(socket.AF_UNIX) as old:
             old.bind(str(path))
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="is no socket, and is not replaced"):
+        Serving({}, Options(unix=path))
 
 
 JSON = st.recursive(

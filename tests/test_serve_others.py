@@ -85,6 +85,7 @@ def test_responses_as_a_stream(client: OpenAI, serving: Serving) -> None:
     [
         ({}, "input"),
         ({"input": 5}, "input"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
@@ -159,6 +160,7 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
         OpenAI(base_url=f"{serving.address}/v1", api_key="other", max_retries=0).models.list()
     for wrong in (
         {"system": 5},
+        {"messages": [{"role": "user", "content": []}]},
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         {"tools": [{"name": "x"}]},

@@ -48,16 +48,16 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None, is_older), stream)
 
 
-def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of a request."""
-    if "messages" not in body:
-        raise refuse("messages is missing, expected a list", "messages", "missing_required_parameter")
-    given: list[Any] = fields.take(body, "messages", list, [])
+def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, Any]]:
+    """Those of a request. name: of the field."""
+    if name not in body:
+        raise refuse(f"{name} is missing, expected a list", name, "missing_required_parameter")
+    given: list[Any] = fields.take(body, name, list, [])
     if not 0 < len(given) <= MOST_MESSAGES:
-        raise refuse(f"messages has {len(given)} entries, expected 1 to {MOST_MESSAGES}", "messages")
+        raise refuse(f"{name} has {len(given)} entries, expected 1 to {MOST_MESSAGES}", name)
     for message in given:
         if not isinstance(message, dict):
-            raise refuse(f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages")
+            raise refuse(f'{name} has {shown(message)}, expected {{"role": "user", "content": "…"}}', name)
     return given
 
 

@@ -89,6 +89,8 @@ def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
     if not isinstance(content, list):
         return [message]
+    if not content:
+        raise refuse("messages has a content that is an empty list, expected a text or some blocks", "messages")
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     results = [_result(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_result"]
     calls = [_call(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_use"]

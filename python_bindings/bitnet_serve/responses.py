@@ -55,7 +55,7 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise refuse(f"input is {shown(given)}, expected a text or a list of messages", "input", "invalid_type")
     said: list[dict[str, Any]] = []
-    for item in chat.messages({"messages": given}):
+    for item in chat.messages({"input": given}, "input"):
         message = _message(item)
         if "tool_calls" in message and said and said[-1]["role"] == "assistant":  # one turn of the model
             calls = [*said[-1].get("tool_calls", []), *message["tool_calls"]]

@@ -242,9 +242,13 @@ def listen(options: Options) -> tuple[socket.socket, str]:
 
 def _listen_unix(path: Path) -> socket.socket:
     """Only its owner may connect. A socket that nobody listens on any more is replaced."""
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise InvalidParameterError(
+            f"{path} is no socket, and is not replaced; name a file that does not exist", "unix"
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and sock.connect_ex(str(path)):
+        if path.exists() and sock.connect_ex(str(path)):
             path.unlink()
             sock.close()
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
