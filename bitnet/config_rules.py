@@ -99,6 +99,11 @@ def _check_numbers(config: Any) -> None:
         value = getattr(config, field)
         if not (finite(value) and value >= 0):
             raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
+    if config.rope_local_theta and config.rope_attention_factor != 1:
+        raise ValueError(
+            f"rope_attention_factor is {config.rope_attention_factor!r} with rope_local_theta, expected 1: "
+            "it would count for the layers with a window, too"
+        )
 
 
 def _check_relations(config: Any) -> None:

@@ -81,6 +81,7 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ({"global_every": 6}, "global_every is 6 with sliding_window = 0, expected 0 (all layers alike), or at"),
         ({"global_every": 1, "sliding_window": 4}, "global_every is 1 with sliding_window = 4"),
         ({"rope_local_theta": -1.0}, "rope_local_theta is -1.0"),
+        ({"rope_local_theta": 9.0, "rope_attention_factor": 1.2}, "rope_attention_factor is 1.2 with rope_local_theta"),
         ({"activation": "swish"}, "activation is 'swish', expected one of relu2, silu"),
         ({"sub_norm": "no"}, "sub_norm is 'no', expected true or false"),
         ({"tie_embeddings": 1}, "tie_embeddings is 1, expected true or false"),

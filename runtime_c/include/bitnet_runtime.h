@@ -452,7 +452,8 @@ BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t si
  * BN_ERR_MEMORY when it has to copy what a fork sees and cannot, with BN_ERR_NO_TABLE,
  * BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is
  * bidirectional and the session not empty. On BN_ERR_CANCELLED the session keeps the blocks
- * finished so far; unless it was cancelled before, there are no logits. */
+ * finished so far, and `out` has their rows; unless it was cancelled before, there are no logits.
+ */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
@@ -478,7 +479,8 @@ BN_API const float *bn_session_logits(bn_session *session);
 
 /* Append n tokens; out[i] = natural log of the probability of tokens[i] given
  * all before it, float[n]. The first entry is NAN when the session was empty.
- * Sum over the vocabulary in double. Fails like bn_session_append, with BN_ERR_STATE when
+ * Sum over the vocabulary in double. Fails like bn_session_append, and then has in out what was
+ * computed; with BN_ERR_STATE when
  * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind), and with
  * BN_ERR_MASK when the mask is bidirectional. */
 BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n,

@@ -62,6 +62,33 @@ static void test_budget(void) {
     end();
 }
 
+/* Of texts that do not fit together none takes memory. */
+static void test_embedded_together(void) {
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    bn_model_close(model);
+    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
+    const bn_load_options options = {.threads = 1, .cache_bytes = 3 * block};
+    bn_session *s[3];
+    const int32_t *const texts[] = {text, text, text};
+    const int32_t lengths[] = {10, 60, 128};
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    for (int i = 0; i < 3; i++)
+        ok(bn_session_new(model, NULL, &s[i]));
+    ok(bn_session_embed(s[0], text, 50, BN_POOL_MEAN, NULL));
+    CHECK_EQ(bn_embed_batch(s, texts, lengths, 3, BN_POOL_MEAN, NULL), BN_ERR_CACHE);
+    CHECK_EQ(bn_model_cache_bytes(model), block); /* what it had */
+    CHECK_EQ(bn_session_position(s[0]), 50);
+    ok(bn_embed_batch(s + 1, texts, lengths + 2, 1, BN_POOL_MEAN, NULL));
+    float score = 5;
+    CHECK_EQ(bn_session_score(s[2], text, 1, &score), BN_ERR_CACHE);
+    CHECK(score == 5.0f);
+    for (int i = 0; i < 3; i++)
+        bn_session_free(s[i]);
+    end();
+}
+
 /* A draft that has no room is left out; the text is the same. */
 static void test_draft_without_room(void) {
     begin(BN_MASK_CAUSAL, 0, 0);
@@ -198,6 +225,7 @@ static void test_refused_at_once(void) {
 
 int main(void) {
     test_budget();
+    test_embedded_together();
     test_draft_without_room();
     test_threads();
     test_parting_at_once();

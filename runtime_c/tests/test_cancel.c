@@ -38,6 +38,7 @@ static void test_cancelled_calls(void) {
         CHECK_EQ(bn_session_step(s, NULL, prompt, 2, out, 2, &n), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_score(s, prompt, 1, &score), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_LAST, vector), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_repeat(s, PROMPT + 1), BN_ERR_CANCELLED);
         CHECK_EQ(append_together(&(bn_session *){s}, prompt, 1), BN_ERR_CANCELLED);
         CHECK_EQ(bn_embed_batch(embedding, texts, lengths, 2, BN_POOL_LAST, NULL),
                  BN_ERR_CANCELLED);

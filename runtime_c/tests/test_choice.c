@@ -180,6 +180,25 @@ static void test_drafts(const bn_sampler *sampler, uint64_t random) {
     bn_session_free(right);
 }
 
+/* Of a text whose sampler is wrong nothing is done, and the others go on. */
+static void test_wrong_sampler(void) {
+    const bn_sampler wrong = {.temperature = (float)NAN};
+    bn_session *s = prompted(model, NULL, prompt), *other = prompted(model, NULL, prompt);
+    int32_t chosen[2] = {-7, -7};
+    bn_entry entries[2] = {{.session = s, .sampler = &wrong}, {.session = other}};
+    for (int i = 0; i < 2; i++) {
+        entries[i].tokens = prompt;
+        entries[i].n_tokens = entries[i].most = 1;
+        entries[i].chosen = &chosen[i];
+    }
+    CHECK_EQ(bn_step_batch(entries, 2), BN_ERR_ARGUMENT);
+    CHECK(entries[0].status == BN_ERR_ARGUMENT && entries[1].status == BN_OK);
+    CHECK(bn_session_position(s) == PROMPT && bn_session_position(other) == PROMPT + 1);
+    CHECK(chosen[0] == -7 && entries[0].n_chosen == 0 && entries[1].n_chosen == 1);
+    bn_session_free(s);
+    bn_session_free(other);
+}
+
 int main(void) {
     size_t size;
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
@@ -192,6 +211,7 @@ int main(void) {
         test_drafts(&samplers[2], 9);
     plain.kv_type = BN_KV_F16;
     test_head_top();
+    test_wrong_sampler();
     bn_model_close(model);
     free(file);
     return 0;

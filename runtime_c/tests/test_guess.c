@@ -245,7 +245,11 @@ static void test_edges(void) {
     ok(bn_session_rewind(s, 11));
     append(s, 10, 1);
     CHECK(guess(s, NULL).n > 0);
+    n = 77;
     CHECK_EQ(bn_session_guess(s, NULL, VOCAB, 8, tokens, confidences, &n), BN_ERR_TOKEN);
+    const bn_sampler wrong = {.top_k = -1};
+    CHECK_EQ(bn_session_guess(s, &wrong, 1, 8, tokens, confidences, &n), BN_ERR_ARGUMENT);
+    CHECK_EQ(n, 77);
     CHECK_EQ(bn_session_guess(s, NULL, 1, -1, tokens, confidences, &n), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_guess(NULL, NULL, 1, 8, tokens, confidences, &n), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_guess(s, NULL, 1, 8, NULL, confidences, &n), BN_ERR_ARGUMENT);

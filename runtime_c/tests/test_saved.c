@@ -226,6 +226,23 @@ static void test_forgotten(void) {
     end();
 }
 
+/* A text of which the first row came to nothing is one that never began. */
+static void test_failed(void) {
+    float vector[DIM];
+    for (int i = 0; i < DIM; i++)
+        vector[i] = i % 2 ? 3e38f : -3e38f;
+    bn_session *s = session(100, 0, BN_KV_F16);
+    CHECK_EQ(bn_session_append_embeddings(s, vector, 1, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_position(s), 0);
+    const uint64_t size = bn_session_saved_size(s, 0);
+    uint8_t *bytes = malloc((size_t)size);
+    CHECK(bytes != NULL);
+    ok(bn_session_save(s, NULL, 0, bytes, size));
+    CHECK_EQ(load(bytes, size), BN_OK);
+    free(bytes);
+    bn_session_free(s);
+}
+
 static void test_arguments(void) {
     uint8_t byte = 0;
     bn_session *s = NULL;
@@ -250,6 +267,7 @@ int main(void) {
     test_going_on();
     test_damage();
     test_forged();
+    test_failed();
     test_arguments();
     end();
     return 0;

@@ -57,9 +57,11 @@ bn_status bn_session_repeat(bn_session *s, int32_t n) {
     enum { FIRST = BN_REPEATED };
     if (!s || n < FIRST)
         return BN_ERR_ARGUMENT;
-    if (s->position < FIRST)
+    if (bn_session_cancelled(s))
+        return BN_ERR_CANCELLED;
+    if (s->position < FIRST || s->stack->config.mask == BN_MASK_BIDIRECTIONAL)
         return BN_ERR_STATE;
-    bn_status status = n > s->n_ctx ? BN_ERR_CONTEXT : bn_session_rewind(s, FIRST);
+    bn_status status = n > s->n_ctx ? BN_ERR_CONTEXT : bn_session_cut(s, FIRST);
     if (!status)
         status = bn_session_reserve(s, n - FIRST);
     if (status)

@@ -197,7 +197,7 @@ bn_status bn_batch_run(bn_batch *b) {
     for (size_t i = 0; i < b->n; i++) {
         bn_session *s = rows[i].session;
         if (status && s->position == 0)
-            s->cache.prefix = 0; /* it has come to nothing */
+            s->cache.prefix = s->cache.written = 0; /* it has come to nothing */
         if (status)
             continue;
         s->tokens[rows[i].position] = rows[i].token;

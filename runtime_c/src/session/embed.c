@@ -137,6 +137,17 @@ static bn_status finish(const texts *t, float *out) {
     return status;
 }
 
+/* Room for the tokens of all texts, or for none. */
+static bn_status reserve(const texts *t) {
+    bn_status status = BN_OK;
+    int32_t n = 0;
+    for (; n < t->n && !status; n++)
+        status = bn_session_reserve(t->sessions[n], t->lengths[n]);
+    for (int32_t i = 0; i + 1 < n && status; i++) /* others can have it */
+        bn_cache_forget(&t->sessions[i]->cache, (size_t)t->sessions[i]->position);
+    return status;
+}
+
 /* What is refused is refused before any work. */
 static bn_status embed(texts *t, bn_pooling pooling, float *out) {
     const bn_config *c = &t->sessions[0]->stack->config;
@@ -149,8 +160,7 @@ static bn_status embed(texts *t, bn_pooling pooling, float *out) {
             if (t->sessions[j] == t->sessions[i] || t->sessions[j]->stack != t->sessions[i]->stack)
                 return BN_ERR_ARGUMENT;
     }
-    for (int32_t i = 0; i < t->n && !status; i++)
-        status = bn_session_reserve(t->sessions[i], t->lengths[i]);
+    status = reserve(t);
     for (int32_t i = 0; i < t->n && !status; i++)
         t->sessions[i]->pooling = kind, t->sessions[i]->ready = BN_READY_NOTHING;
     while (t->text < t->n && !status)

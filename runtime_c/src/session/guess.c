@@ -15,6 +15,7 @@
 #include "head.h"
 #include "kernels/elementary.h"
 #include "logits.h"
+#include "sampler.h"
 #include "trail.h"
 #include "turn.h"
 
@@ -256,12 +257,16 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
     const int32_t room = bn_smaller(s->n_ctx - s->position - 1, bn_smaller(s->batch, BN_GUESSES));
     bn_guesses g = {
         .session = s, .sampler = sampler, .token = token, .most = bn_smaller(most, room)};
-    *n = 0;
-    if (status || !s->stack->draft || g.most < 1)
-        return status;
-    status = bn_session_reserve(s, g.most + 1);
+    if (!status)
+        status = bn_check_sampler(sampler, s->stack->config.vocab_size);
+    const int guesses_any = !status && s->stack->draft && g.most > 0;
+    if (guesses_any)
+        status = bn_session_reserve(s, g.most + 1);
     if (status)
         return status;
+    *n = 0;
+    if (!guesses_any)
+        return BN_OK;
     bn_workspace *w = bn_turn_begin(s->model);
     bn_guess(&(bn_guesses *){&g}, 1, w, NULL);
     bn_turn_end(s->model);

@@ -49,7 +49,8 @@ bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler) {
     return s;
 }
 
-static bn_status check_sampler(const bn_sampler *s, uint32_t vocab) {
+bn_status bn_check_sampler(const bn_sampler *sampler, uint32_t vocab) {
+    const bn_sampler given = bn_sampler_or_neutral(sampler), *s = &given;
     /* Written so that NaN fails each test. */
     const int valid = s->temperature >= 0 && s->temperature < INFINITY && s->top_k >= 0 &&
                       s->top_p > 0 && s->top_p <= 1 && s->min_p >= 0 && s->min_p <= 1 &&
@@ -224,7 +225,7 @@ bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_
     const bn_sampler given = bn_sampler_or_neutral(sampler), *s = &given;
     if (vocab < 1 || vocab > INT32_MAX || n_tokens < 0 || (n_tokens > 0 && tokens == NULL))
         return BN_ERR_ARGUMENT;
-    bn_status status = check_sampler(s, vocab);
+    bn_status status = bn_check_sampler(sampler, vocab);
     if (status != BN_OK)
         return status;
 

@@ -52,12 +52,14 @@ static inline int bn_allows(const uint32_t *row, uint32_t token) {
 /* A sampler with 1 where 0 means that a field is off; NULL: temperature 0. */
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
 
+/* BN_ERR_ARGUMENT: a parameter is NaN or out of range, or a bias token is not in the vocabulary. */
+bn_status bn_check_sampler(const bn_sampler *sampler, uint32_t vocab);
+
 /* vocab in 1..2^31-1; sampler as in the public header. tokens: the text so far, oldest first,
  * BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when n_tokens is 0.
  * n_tokens is the position of the token. *token is set on success only; scratch holds nothing
- * between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is
- * not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN
- * or +infinity, or all are -infinity). */
+ * between calls. Fails with BN_ERR_ARGUMENT (bn_check_sampler), BN_ERR_TOKEN (one of `tokens` is
+ * not), or BN_ERR_NUMERIC (some x is NaN or +infinity, or all are -infinity). */
 bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *scratch,
                     const bn_kernels *kernels, int32_t *token);

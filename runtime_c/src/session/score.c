@@ -12,7 +12,7 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     BN_STANDARD_FLOATS;
     if (s && bn_check_follows(s))
         return BN_ERR_MASK;
-    const bn_status status = bn_check_tokens(s, tokens, n);
+    bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
     if (!out)
@@ -24,6 +24,9 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     const float *row = s->position > 0 ? bn_session_logits(s) : NULL;
     if (s->position > 0 && !row)
         return BN_ERR_STATE;
+    status = bn_session_reserve(s, n);
+    if (status)
+        return status;
     out[0] =
         row ? bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]) : (float)NAN;
     /* each token gives the probability of the one behind it */

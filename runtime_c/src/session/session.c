@@ -170,9 +170,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     return BN_OK;
 }
 
-bn_status bn_session_rewind(bn_session *s, int32_t n) {
-    if (!s || n < 0 || n > s->position)
-        return BN_ERR_ARGUMENT;
+bn_status bn_session_cut(bn_session *s, int32_t n) {
     if (n > 0 && n < s->position && n < bn_session_rewind_least(s))
         return BN_ERR_STATE;
     bn_cache_forget(&s->cache, (size_t)n);
@@ -187,8 +185,16 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;
     }
-    atomic_store(&s->cancelled, 0);
     return BN_OK;
+}
+
+bn_status bn_session_rewind(bn_session *s, int32_t n) {
+    if (!s || n < 0 || n > s->position)
+        return BN_ERR_ARGUMENT;
+    const bn_status status = bn_session_cut(s, n);
+    if (!status)
+        atomic_store(&s->cancelled, 0);
+    return status;
 }
 
 int32_t bn_session_rewind_least(const bn_session *s) {

@@ -63,6 +63,9 @@ bn_status bn_check_text(const bn_session *s, const bn_text *text);
  * the session is as before. */
 bn_status bn_session_reserve(bn_session *s, int32_t n);
 
+/* bn_session_rewind to n, from 0 to the position, which does not take back a cancel. */
+bn_status bn_session_cut(bn_session *s, int32_t n);
+
 static inline int32_t bn_smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
 }

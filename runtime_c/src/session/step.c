@@ -5,6 +5,7 @@
  */
 #include "advance.h"
 #include "choose.h"
+#include "sampler.h"
 
 /* Before any work: what would be wrong, and memory for what is sure. */
 static bn_status check(const bn_entry *entry) {
@@ -16,6 +17,8 @@ static bn_status check(const bn_entry *entry) {
         status = BN_ERR_NO_HEAD;
     for (int32_t i = 0; i < entry->n_draft && !status; i++)
         status = bn_check_tokens(s, &entry->draft[i], 1);
+    if (!status && entry->most > 0)
+        status = bn_check_sampler(entry->sampler, s->stack->config.vocab_size);
     return status ? status : bn_session_reserve(s, entry->n_tokens);
 }
 

@@ -38,6 +38,8 @@ _GPT2 = _PLAIN | {
 }  # fmt: skip
 
 _NO_WINDOW = {"use_sliding_window": False}
+_SWITCHED = ("use_sliding_window", "sliding_window")
+_BY_LAYER = (*_SWITCHED, "layer_types", "max_window_layers")
 _ROPE = (its.turned, its.windows)
 _GEMMA = (its.scaled_embedding, its.attention_biases)
 _GEMMA2 = (*_GEMMA, its.scaled_queries, its.capped_logits, its.capped_scores)
@@ -97,15 +99,19 @@ def _bert(prefix: str) -> Names:
     }  # fmt: skip
 
 
-_LLAMA = Family("llama", _PLAIN, (*_ROPE, its.attention_biases, its.ffn_biases), _NO_WINDOW)
-_BITNET = Family("bitnet", {}, defaults=_NO_WINDOW | {"rope_theta": 500_000.0}, masters=True)
-_1BITLLM = Family("", {}, _ROPE, _NO_WINDOW, names=_1BITLLM_NAMES, masters=True)
-_MISTRAL = Family("mistral", _PLAIN, _ROPE)
-_QWEN2 = Family("qwen2", _PLAIN | {"qkv_bias": True}, _ROPE, _NO_WINDOW | {"max_window_layers": 28})
-_QWEN3 = Family("qwen3", _QWEN, defaults=_NO_WINDOW | {"max_window_layers": 28})
+_LLAMA = Family("llama", _PLAIN, (its.turned, its.attention_biases, its.ffn_biases))
+_BITNET = Family("bitnet", {}, defaults={"rope_theta": 500_000.0}, masters=True)
+_1BITLLM = Family("", {}, (its.turned,), names=_1BITLLM_NAMES, masters=True)
+_MISTRAL = Family("mistral", _PLAIN, _ROPE, reads=("sliding_window",))
+_QWEN2 = Family(
+    "qwen2", _PLAIN | {"qkv_bias": True}, _ROPE, _NO_WINDOW | {"max_window_layers": 28}, reads=_BY_LAYER
+)  # fmt: skip
+_QWEN3 = Family(
+    "qwen3", _QWEN, (*_ROPE, its.attention_biases), _NO_WINDOW | {"max_window_layers": 28}, reads=_BY_LAYER
+)  # fmt: skip
 _GEMMA1 = Family(
-    "gemma", _PLAIN, (*_ROPE, *_GEMMA, its.gelu_is_tanh),
-    _NO_WINDOW | _GEMMA_SAYS | {"hidden_act": "gelu_pytorch_tanh"}, one_plus=True,
+    "gemma", _PLAIN, (its.turned, *_GEMMA, its.gelu_is_tanh),
+    _GEMMA_SAYS | {"hidden_act": "gelu_pytorch_tanh"}, one_plus=True,
 )  # fmt: skip
 _GEMMA2_FAMILY = Family(
     "gemma2", _BOTH, (*_ROPE, *_GEMMA2),
@@ -114,17 +120,25 @@ _GEMMA2_FAMILY = Family(
         "sliding_window": 4096, "sliding_window_pattern": 2, "query_pre_attn_scalar": 256,
         "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     },
-    reads=("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"), names=_GEMMA_NAMES,
+    reads=("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "hidden_activation",
+           "sliding_window", "layer_types"),
+    names=_GEMMA_NAMES,
     one_plus=True,
 )  # fmt: skip
 _GEMMA3 = Family(
     "gemma3_text", _BOTH | {"qk_norm": True}, (its.gemma3, *_GEMMA, its.scaled_queries, its.capped_logits),
-    {"rope_theta": 1e6, "tie_word_embeddings": True, "sliding_window_pattern": 6},
-    reads=("query_pre_attn_scalar", "final_logit_softcapping"), names=_GEMMA_NAMES, one_plus=True,
+    {
+        "rope_theta": 1e6, "tie_word_embeddings": True, "sliding_window_pattern": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    reads=("query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation", "sliding_window", "layer_types",
+           "sliding_window_pattern"),
+    names=_GEMMA_NAMES, one_plus=True,
 )  # fmt: skip
 _MIXTRAL = Family(
     "mixtral", _PLAIN, (*_ROPE, its.experts), {"rope_theta": 1e6, "num_experts": 8, "num_experts_per_tok": 2},
-    fields={"num_experts": "num_local_experts"}, reads=("num_experts", "num_experts_per_tok"), names=_MIXTRAL_NAMES,
+    fields={"num_experts": "num_local_experts"}, reads=("num_experts", "num_experts_per_tok", "sliding_window"),
+    names=_MIXTRAL_NAMES,
 )  # fmt: skip
 _QWEN3_MOE = Family(
     "qwen3_moe", _QWEN, (*_ROPE, its.attention_biases, its.experts),
@@ -132,7 +146,8 @@ _QWEN3_MOE = Family(
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
     },
     fields={"num_experts": "num_local_experts"},
-    reads=("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"), names=_MOE_NAMES,
+    reads=("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", *_SWITCHED),
+    names=_MOE_NAMES,
 )  # fmt: skip
 _BERT = Family(
     "bert", _ENCODER, (), {"rms_norm_eps": 1e-12, "hidden_act": "gelu", "max_position_embeddings": 512},

@@ -12,6 +12,11 @@ from .fields import Fields
 from .places import Name
 
 QUANTIZATION = "quantization_config"  # of config.json; always of the whole
+SOME_READ = (
+    "hidden_activation", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+    "sliding_window_pattern",
+)  # fmt: skip
+"""Fields that the classes of some families read and those of others pass over, though a folder has them."""
 
 
 class Family(NamedTuple):
@@ -19,7 +24,7 @@ class Family(NamedTuple):
 
     model_type: str
     fixed: Mapping[str, Any]  # of ModelConfig: what config.json has no say in
-    parts: tuple[its.Part, ...] = (its.turned, its.windows, its.attention_biases)  # what it has a say in
+    parts: tuple[its.Part, ...] = (its.turned, its.attention_biases)  # what it has a say in
     defaults: Mapping[str, Any] = {}  # what fields are that it does not have, as transformers has it
     fields: Mapping[str, str] = {}  # what it calls fields, where that is not what Llama does
     reads: tuple[str, ...] = ()  # fields with a meaning that others do not have
@@ -54,6 +59,7 @@ class Family(NamedTuple):
             raise SourceError(f"{what} has no {self.part[-1]}, which describes a stack of it; download it again")
         part = whole.object(name) if name else values
         fields = {**(part or {}), **{each: whole[each] for each in (*self.shared, QUANTIZATION) if each in whole}}
+        fields = {each: value for each, value in fields.items() if each not in SOME_READ or each in self.reads}
         what = f"{what}: {name}" if name else what
         return Fields(fields, what, theirs=self.fields, defaults=self.defaults)
 

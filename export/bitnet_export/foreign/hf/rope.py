@@ -12,11 +12,15 @@ from bitnet_export.foreign.source import SourceError
 
 from .fields import Fields
 
+_ORIGINAL = "original_max_position_embeddings"
+
 
 def rope(config: Fields, theta: float) -> dict[str, Any]:
     """The fields of a ModelConfig. theta: where the file says none."""
-    given = config.object("rope_scaling") or config.object("rope_parameters") or {}
-    return _kind(Fields(given, f"{config.what}: RoPE"), config.number("rope_theta", theta), config)
+    given = Fields(config.object("rope_scaling") or config.object("rope_parameters") or {}, f"{config.what}: RoPE")
+    if _ORIGINAL in config:  # counts more than what stands with the rest
+        given[_ORIGINAL] = config[_ORIGINAL]
+    return _kind(given, config.number("rope_theta", theta), config)
 
 
 def gemma_rope(config: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,9 +44,7 @@ def _kind(given: Fields, theta: float, config: Fields) -> dict[str, Any]:
     if kind not in ("linear", "llama3", "yarn"):
         raise SourceError(f"{given.what} is of type {kind!r}, expected default, linear, llama3 or yarn")
     context = config.integer("max_position_embeddings")
-    original = given.integer(
-        "original_max_position_embeddings", config.integer("original_max_position_embeddings", context)
-    )
+    original = given.integer(_ORIGINAL, context)
     factor = given.number("factor", context / max(original, 1)) if kind == "yarn" else given.number("factor")
     base |= {"rope_scaling": kind, "rope_factor": factor}
     if not factor >= 1 or original < 1:

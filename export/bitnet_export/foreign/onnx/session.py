@@ -76,7 +76,10 @@ class OnnxModel:
     def embed(self, text: Texts, mask: NDArray[np.int64] | None = None) -> Floats:
         """Vectors of whole texts, (B, D), as the model pools them. mask: (B, T), as in `run`."""
         mask = np.ones(text.shape[:2], np.int64) if mask is None else mask
-        vectors: Floats = self.session.run(["sentence_embedding"], self._feeds(text, mask))[0]
+        feeds = self._feeds(text, mask)
+        if self.config.mask == "prefix":  # of which the text is none
+            feeds["token_type_ids"] = np.ones(text.shape[:2], np.int64)
+        vectors: Floats = self.session.run(["sentence_embedding"], feeds)[0]
         return vectors
 
     def _feeds(self, text: Texts, mask: NDArray[np.int64]) -> dict[str, Any]:
