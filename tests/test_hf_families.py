@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import hf_families
 from bitnet.model.transformer import Transformer
@@ -53,6 +54,32 @@ def test_what_transformers_computes(name: str, tmp_path: Path) -> None:
     with open_source(tmp_path / "model") as source:
         assert source.config.ternary == () and source.what.endswith("full-precision model: nothing of it is ternary")
         assert source.config.has_head != hf_families.is_encoder(name)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 12}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama", {"use_sliding_window": True, "sliding_window": 5}),
+        ("llama", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3}),
+        ("llama", {"hidden_activation": "relu"}),
+        ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 30}),
+        ("gemma", {"sliding_window": 5, "use_sliding_window": True}),
+        ("gemma2", {"sliding_window_pattern": 3, "layer_types": None}),
+        ("mixtral", {"max_window_layers": 28, "use_sliding_window": False}),
+        ("mixtral", {"layer_types": ["full_attention"] * 3, "sliding_window_pattern": 2}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    ],
+    ids=str,
+)
+def test_fields_count_where_transformers_reads_them(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """What one family reads another passes over."""
+    hf_families.save(name, tmp_path)
+    edit(tmp_path, **fields)
+    plain = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if "moe" in name else {})
+    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path, **plain).eval(), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

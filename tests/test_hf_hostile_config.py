@@ -71,19 +71,29 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({"rope_parameters": YARN | {"truncate": False}}, "truncate = False, only true is supported"),
         ({"rope_parameters": YARN | {"beta_fast": 0.0}}, "yarn wants beta_fast and beta_slow above 0"),
         ({"intermediate_size": 98}, "is packed, but the configuration calls for 98 rows, not a multiple of 4"),
-        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 8},
-         "expected full_attention in every n-th layer"),
         ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model"]}}, "has dtype U8, expected"),
         ({"quantization_config": hf_models.ONLINE | {"modules_to_not_convert": ["x"]}}, "does not name lm_head"),
-        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
-        ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
-        ({"layer_types": ["full_attention"] * 2}, "layer_types is"),
     ],
     ids=str,
 )  # fmt: skip
 def test_bad_configurations(folder, changes, message):
     edit(folder, **changes)
     refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "window", "message"),
+    [
+        (["full_attention", "sliding_attention", "full_attention"], 8, "expected full_attention in every n-th layer"),
+        (["full_attention", "linear_attention", "full_attention"], None, "layer_types is"),
+        (["sliding_attention"] * 3, None, "sliding_window is missing"),
+        (["full_attention"] * 2, None, "layer_types is"),
+    ],
+)
+def test_bad_kinds_of_layers(kinds, window, message, tmp_path):
+    model = hf_models.qwen2_packed()
+    model.config |= {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
+    refused(model.save(tmp_path / "model"), message)
 
 
 ODD = [None, True, -1, 0, 10**30, 1e30, 1e-30, "x", [], {}, [1], {"a": 1}, {"full_attention": 3, "rope_type": {}}]

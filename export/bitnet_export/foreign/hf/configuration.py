@@ -46,9 +46,12 @@ def sizes(config: Fields) -> Values:
     if heads < 1 or dim < 1:
         names = config.name("hidden_size"), config.name("num_attention_heads")
         raise SourceError(f"{config.what}: {names[0]} is {dim} and {names[1]} {heads}, expected at least 1")
+    layers = config.integer("num_hidden_layers")
+    if not 1 <= layers <= 1024:  # they are listed
+        raise SourceError(f"{config.what}: {config.name('num_hidden_layers')} is {layers}, expected 1 to 1024")
     default_head = None if "head_dim" not in config and dim % heads else dim // heads
     return {
-        "vocab_size": config.integer("vocab_size"), "dim": dim, "n_layers": config.integer("num_hidden_layers"),
+        "vocab_size": config.integer("vocab_size"), "dim": dim, "n_layers": layers,
         "n_heads": heads, "n_kv_heads": config.integer("num_key_value_heads", heads),
         "head_dim": config.integer("head_dim", default_head), "ffn_dim": config.integer("intermediate_size", 0),
         "max_context": config.integer("max_position_embeddings"), "norm_eps": config.number("rms_norm_eps"),
@@ -105,8 +108,6 @@ def after_padding(config: Fields) -> Values:
 def windows(config: Fields) -> Values:
     """sliding_window and global_every, from the kind of each layer."""
     window, layers = config.integer("sliding_window", 0), config.integer("num_hidden_layers")
-    if not 1 <= layers <= 1024:
-        raise SourceError(f"{config.what}: num_hidden_layers is {layers}, expected 1 to 1024")
     kinds = config.words("layer_types")
     if not window or not config.truth("use_sliding_window", True):
         kinds = kinds or ["full_attention"] * layers
