@@ -62,6 +62,7 @@ ENCODERS = {
     "mean": ENCODER,
     "first": ENCODER.replace(pooling="first", sliding_window=3, position="sinusoidal", rope_dim=0),
     "last": ENCODER.replace(pooling="last", mask="causal", n_experts=3, experts_per_token=2),
+    "none of it a prefix": ENCODER.replace(mask="prefix"),
     "vectors in a window": ENCODER.replace(input="embeddings", sliding_window=5, vocab_size=0),
 }
 MASKED = {"bert": BERT, "bert with a pooling": BERT.replace(pooling="first", tie_embeddings=False, sliding_window=4)}
