@@ -31,7 +31,7 @@ static void test_embed(void) {
             squares += (double)single->hidden[d] * (double)single->hidden[d];
         for (int d = 0; d < DIM; d++) {
             h[d] = (double)single->hidden[d] * (double)model->stack.final_norm.gain[d];
-            h[d] /= sqrt(squares / DIM + (double)model->stack.config.norm_eps);
+            h[d] /= sqrt(squares / (double)DIM + (double)model->stack.config.norm_eps);
             expected[BN_POOL_LAST][d] = h[d];
             expected[BN_POOL_MEAN][d] += h[d];
             expected[BN_POOL_FIRST][d] = i == 0 ? h[d] : expected[BN_POOL_FIRST][d];

@@ -18,9 +18,9 @@ static void multiply(double *y, const bn_tensor *t, const double *x) {
 static void normalize(double *y, const bn_norm *norm, const double *x) {
     double mean = 0, squares = 0;
     for (size_t i = 0; i < DIM; i++)
-        mean += norm->kind == BN_NORM_LAYER ? x[i] / DIM : 0;
+        mean += norm->kind == BN_NORM_LAYER ? x[i] / (double)DIM : 0;
     for (size_t i = 0; i < DIM; i++)
-        squares += (x[i] - mean) * (x[i] - mean) / DIM;
+        squares += (x[i] - mean) * (x[i] - mean) / (double)DIM;
     for (size_t i = 0; i < DIM; i++)
         y[i] = !norm->gain
                    ? x[i]

@@ -92,7 +92,7 @@ static double noise(int32_t type, size_t n, float outlier) {
         key[n / 3] *= outlier;
         const double unit = length(key, n) * length(query, n) / sqrt((double)n);
         const double error = (scored(type, n) - exact(n)) / unit;
-        sum += error * error / ROUNDS;
+        sum += error * error / (double)ROUNDS;
     }
     return sqrt(sum);
 }

@@ -269,7 +269,7 @@ static void test_guesses(void) {
             continue;
         for (int i = 0; i < VOCAB; i++)
             apart += fabs(p[i] - q[i]) / 2;
-        promised += (1 - apart) / (1 + apart) * TIMES;
+        promised += (1 - apart) / (1 + apart) * (double)TIMES;
         for (int32_t at = 0; at < TIMES; at++) {
             const int32_t token = sample(&s, logits, VOCAB, row, at);
             right += token == sample(&s, guess, VOCAB, row, at);

@@ -72,7 +72,7 @@ static double gelu_error(bn_gate *gate, double (*gelu)(double)) {
     for (int i = 0; i < 2 * 12 * STEPS; i++)
         for (int all = 0; all < 2; all++) {
             const float x = all ? ldexpf(i % 2 ? 1.37f : -1.37f, i % 250 - 125)
-                                : (float)(i - 12 * STEPS) / STEPS + 1e-4f;
+                                : (float)(i - 12 * STEPS) / (float)STEPS + 1e-4f;
             float y;
             gate(&y, &x, &one, 1);
             const double error = fabs((double)y - gelu((double)x)) / fmax(1, fabs((double)x));

@@ -127,7 +127,7 @@ static void bench_limits(bench *b) {
     const double macs = (double)b->k->products.int8_peak(1000, &sink);
     printf("limits of one thread: %.1f GMAC/s of int8, %.2f GB/s read\n",
            macs / time_call(call_peak, b, 0.05) * 1e-9,
-           BENCH_BYTES / time_call(call_read, b, 0.05) * 1e-9);
+           (double)BENCH_BYTES / time_call(call_read, b, 0.05) * 1e-9);
 }
 
 #endif
