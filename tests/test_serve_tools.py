@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 from openai import OpenAI
 
 from bitnet.data import conversations
@@ -230,6 +230,23 @@ def test_strict_is_the_rule_of_responses(client: OpenAI) -> None:
 
 
 # ---- /v1/messages ----
+
+
+def test_the_client_runs_tools(claude: Anthropic) -> None:
+    """It asks for a thread first, and goes on without."""
+    asked: list[tuple[str, int]] = []
+
+    @beta_tool
+    def weather(town: str, days: int) -> str:
+        """The weather to come."""
+        asked.append((town, days))
+        return "rain"
+
+    runner = claude.beta.messages.tool_runner(
+        model="one", max_tokens=100, tools=[weather], messages=ASK, max_iterations=2
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use"] * 2
+    assert asked == [("Köln", 3)] * 2
 
 
 @pytest.mark.parametrize("model", ["one", "two", "llama", "text", "broken", "unknown"])
