@@ -180,7 +180,7 @@ def test_chat_keeps_pictures_that_cannot_go_and_says_why(folder: Path) -> None:
     assert (code, out) == (1, "") and "none.png: No such file" in err
     typed = f"/image {folder / 'dog.png'}\n{'a' * 200}\nab\n"
     code, out, err = bitnet("chat", folder / "chat", "-n", "1", stdin=typed)
-    assert code == 0 and "the message has" in err
+    assert code == 1 and "the message has" in err
     assert len(shown(out, err)) == 1 and shown(out, err)[0] > N
     typed = f"/image none.png\n/image {folder / 'dog.png'}\nnot sent\n/image\n/clear\nab\n"
     code, out, err = bitnet("chat", folder / "decoder", "-n", "1", stdin=typed)
