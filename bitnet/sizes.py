@@ -32,7 +32,7 @@ def model_of(parameters: float) -> ModelConfig:
 
 def training_of(parameters: float) -> dict[str, Any]:
     """Twenty tokens a parameter. With these batches 8e-3 was best at widths of 128 and 192; at a width of 2048 and a
-    million tokens a step 1e-3 is what others took."""
+    million tokens a step others took some 1e-3 (arXiv 2402.17764)."""
     return {
         "tokens_per_parameter": 20.0, "lr": min(8e-3, float(f"{2 / model_of(parameters).dim:.2g}")), "batch": 8,
         "batch_tokens": _power_of_two(8192 * (parameters / 1e6) ** 0.75),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -20,6 +21,8 @@ from bitnet_runtime.tools import Tool, Tools
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
     from bitnet_runtime.images import Image
+
+LOOKING = 1.0  # seconds for which of some tools is wrong: a stranger's may take long, each
 
 
 class ModelChat(ModelText):
@@ -86,14 +89,20 @@ class ModelChat(ModelText):
         try:
             self.guide(held)
         except GrammarError:
-            for function in tools.callable():
+            self._name_wrong_tool(tools)
+            raise
+        return held
+
+    def _name_wrong_tool(self, tools: Tools) -> None:
+        """Raises GrammarError: the schema of a strict tool is wrong alone, as far as that is found soon."""
+        end = time.monotonic() + LOOKING
+        for function in tools.callable():
+            if function.strict and time.monotonic() < end:
                 try:
-                    self.guide(replace(options, json_schema=json.dumps(function.parameters)))
+                    self.guide(Sampling(json_schema=json.dumps(function.parameters)))
                 except GrammarError as error:
                     why = str(error).removeprefix("json_schema ")
                     raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
-            raise
-        return held
 
     def call_reader(self, tools: Tools | None) -> CallReader | None:
         """What takes calls of tools out of an answer."""
