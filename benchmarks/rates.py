@@ -1,10 +1,13 @@
-"""The best learning rate by size: models of `--preset`, as many steps of as many tokens each, some rates, one seed.
+"""The best learning rate by size: `--preset`, with its batch and as many tokens a parameter, some rates, one seed.
 
-    python benchmarks/rates.py --jobs 2    # 1, 3 and 10 million parameters, five rates each: an hour on two cores
-    python benchmarks/rates.py --quick     # that it runs: seconds, and the figures mean nothing
+    python benchmarks/rates.py --data build/sources --jobs 2    # 1 million parameters, five rates: an hour on two cores
+    python benchmarks/rates.py --sizes 1m 3m 10m --tokens-per-parameter 20    # days on a CPU
+    python benchmarks/rates.py --quick                          # that it runs: seconds, and the figures mean nothing
 
-The best rate is where a parabola through the losses over the logarithm of the rate is lowest, drawn through the
-lowest loss and its two neighbours. Runs are kept in --runs; started again, the script goes on.
+Runs have their preset's length, as the best rate depends on it: after 600,000 tokens in steps of 2,048 that of `1m`
+was 0.0135, after 21 million at most 0.004 (docs/precision.md). The best one is where a parabola through the losses
+over the logarithm of the rate is lowest, drawn through the lowest loss and its two neighbours. Runs are
+kept in --runs; started again, the script goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import qat_gap
@@ -23,12 +27,25 @@ from bitnet.config import ModelConfig
 from bitnet.sizes import SIZES, model_of, training_of
 
 RATES = [2e-3, 4e-3, 8e-3, 16e-3, 32e-3]
-CONTEXT, BATCH = 256, 8
 
 
-def of_preset(size: str) -> tuple[ModelConfig, float]:
-    """Its model, with texts as short for all, and its learning rate."""
-    return model_of(SIZES[size]).replace(max_context=CONTEXT), training_of(SIZES[size])["lr"]
+@dataclass(frozen=True)
+class Preset:
+    """What a size is trained with."""
+
+    config: ModelConfig
+    batch: int
+    batch_tokens: int
+    lr: float
+
+    @classmethod
+    def of(cls, size: str) -> Preset:
+        training = training_of(SIZES[size])
+        return cls(model_of(SIZES[size]), training["batch"], training["batch_tokens"], training["lr"])
+
+    def steps(self, each: float) -> int:
+        """each: tokens a parameter."""
+        return max(1, round(each * qat_gap.parameters(self.config) / self.batch_tokens))
 
 
 def best(losses: dict[float, float]) -> float | None:
@@ -44,38 +61,43 @@ def best(losses: dict[float, float]) -> float | None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    models = {"quick": (qat_gap.SIZES["quick"], 8e-3)} if args.quick else {size: of_preset(size) for size in args.sizes}
-    steps = 1 if args.quick else args.tokens // (BATCH * CONTEXT)
+    tiny = qat_gap.SIZES["quick"]
+    quick = {"quick": Preset(tiny, 2, 2 * tiny.max_context, 8e-3)}
+    presets = quick if args.quick else {size: Preset.of(size) for size in args.sizes}
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
     wanted = {}
-    for size, (config, _) in models.items():
-        runs.prepare(config)
+    for size, preset in presets.items():
+        runs.prepare(preset.config)
+        steps = 1 if args.quick else preset.steps(args.tokens_per_parameter)
         for rate in args.rates:
-            options = training_runs.budget(steps, BATCH) | {"batch-tokens": BATCH * CONTEXT, "seed": 0, "lr": rate}
-            wanted[size, rate] = f"{size}, {rate:g}", (config, options)
+            options = {"batch-tokens": preset.batch_tokens, "seed": 0, "lr": rate}
+            options |= training_runs.budget(steps, preset.batch)
+            wanted[size, rate] = f"{size}, {steps} steps, {rate:g}", (preset.config, options)
     found = runs.all(dict(wanted.values()))
     rows = []
-    for size, (config, preset) in models.items():
+    for size, preset in presets.items():
         losses = {rate: found[wanted[size, rate][0]].loss for rate in args.rates}
         rows.append({
-            "size": size, "width": config.dim, "preset": preset, "best": best(losses),
-            "losses": [losses[rate] for rate in args.rates],
+            "size": size, "width": preset.config.dim, "batch_tokens": preset.batch_tokens, "preset": preset.lr,
+            "best": best(losses), "losses": [losses[rate] for rate in args.rates],
         })  # fmt: skip
-    return {"steps": steps, "tokens": steps * BATCH * CONTEXT, "rates": args.rates, "rows": rows}
+    return {"tokens_per_parameter": args.tokens_per_parameter, "rates": args.rates, "rows": rows}
 
 
 def markdown(results: dict[str, Any]) -> str:
     rows = [
-        [row["size"], row["width"], *(f"{loss:.4f}" for loss in row["losses"]),
+        [row["size"], row["width"], f"{row['batch_tokens']:,}", *(f"{loss:.4f}" for loss in row["losses"]),
          f"{row['best']:.2g}" if row["best"] else "outside", f"{row['preset']:g}"]
         for row in results["rows"]
     ]  # fmt: skip
     return (
         "# The learning rate by size\n\n"
-        f"Validation loss in nats per token after {results['steps']:,} steps, {results['tokens']:,} tokens, of models "
-        "with the width, depth and vocabulary of a preset, ternary, one seed. Vocabularies differ, so losses compare "
-        "within a row. Best: where a parabola through the lowest three is lowest. Preset: the rate that it sets.\n\n"
-        + report.table(["size", "width", *(f"{rate:g}" for rate in results["rates"]), "best", "preset"], rows)
+        f"Validation loss in nats per token of presets after {results['tokens_per_parameter']:g} tokens a parameter, "
+        "ternary, one seed. Vocabularies differ, so losses compare within a row. Best: where a parabola through the "
+        "lowest three is lowest. Preset: the rate that it sets.\n\n"
+        + report.table(
+            ["size", "width", "tokens a step", *(f"{rate:g}" for rate in results["rates"]), "best", "preset"], rows
+        )
     )
 
 
@@ -97,15 +119,15 @@ def draw(file: Any, results: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=600_000, help="of a run [600,000]")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["1m", "3m", "10m"], help="[1m 3m 10m]")
+    parser.add_argument("--tokens-per-parameter", type=float, default=20.0, help="of a run [20]")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["1m"], help="[1m]")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="[2e-3 and its doubles, to 32e-3]")
     training_runs.add_flags(parser, "rates", "a tiny model, three rates, one step")
     args = parser.parse_args(argv)
     if args.quick:
         args.rates = RATES[1:4]
-    if args.tokens < BATCH * CONTEXT:
-        parser.error(f"--tokens is {args.tokens}, expected at least {BATCH * CONTEXT} for one step")
+    if not args.tokens_per_parameter > 0:
+        parser.error(f"--tokens-per-parameter is {args.tokens_per_parameter}, expected a number above 0")
     args.rates = sorted(set(args.rates))
     words = "benchmarks/rates.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results = {"origin": report.origin(f"python {words.strip()}")} | measure(args)
