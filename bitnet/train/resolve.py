@@ -194,7 +194,7 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
         _known(flat)
     except ValueError as error:
         raise ValueError(f"{given.config}: {error}") from None
-    return train, _nested(_known(flat | dict(_assignment(text) for text in given.model)))
+    return train, _nested(flat | _known(dict(_assignment(text) for text in given.model)))
 
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:

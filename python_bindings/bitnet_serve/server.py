@@ -45,7 +45,7 @@ class Protocol(H11Protocol):
         transport.set_write_buffer_limits(0)  # whatever the system does not take pauses writing
         self.since = self.loop.time()
         self._share()
-        if len(self._others()) > MOST_CONNECTIONS:
+        if len(self._there()) > MOST_CONNECTIONS:
             transport.write(BUSY)
             transport.close()
         else:
@@ -87,13 +87,13 @@ class Protocol(H11Protocol):
         else:  # the answer came before the end of the request, which then was none
             self.transport.close()
 
-    def _others(self) -> list[Protocol]:
+    def _there(self) -> list[Protocol]:
         return [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
 
     def _share(self) -> None:
         """Slow ones of an address only take places from each other: the oldest leave."""
         now = self.loop.time()
-        slow = [each for each in self._others() if each.host == self.host and each.is_slow]
+        slow = [each for each in self._there() if each.host == self.host and each.is_slow]
         slow.sort(key=lambda each: each.since, reverse=True)
         for place, each in enumerate(slow):
             if place >= (MOST_SLOW if now - each.since > PROMPT else MOST_NEW):

@@ -15,17 +15,23 @@
 
 static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
 
-/* What a block more takes is what was said; forks take none until they part. */
-static void test_budget(void) {
+/* A model whose texts have so many blocks of an f16 cache in all; returns the bytes of one. */
+static uint64_t begin_with_blocks(uint64_t n) {
     begin(BN_MASK_CAUSAL, 0, 0);
     bn_model_info info;
     ok(bn_model_get_info(model, &info));
     bn_model_close(model);
     const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
-    const bn_load_options options = {.threads = 1, .cache_bytes = 5 * block};
+    const bn_load_options options = {.threads = 1, .cache_bytes = n * block};
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    return block;
+}
+
+/* What a block more takes is what was said; forks take none until they part. */
+static void test_budget(void) {
+    const uint64_t block = begin_with_blocks(5);
     bn_session *s, *copy, *other;
     int32_t token, n;
-    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     ok(bn_session_new(model, NULL, &s));
     CHECK_EQ(bn_model_cache_bytes(model), 0);
     ok(bn_session_append(s, text, 100, BN_LOGITS_LAST, NULL));
@@ -64,16 +70,10 @@ static void test_budget(void) {
 
 /* Of texts that do not fit together none takes memory. */
 static void test_embedded_together(void) {
-    begin(BN_MASK_CAUSAL, 0, 0);
-    bn_model_info info;
-    ok(bn_model_get_info(model, &info));
-    bn_model_close(model);
-    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
-    const bn_load_options options = {.threads = 1, .cache_bytes = 3 * block};
+    const uint64_t block = begin_with_blocks(3);
     bn_session *s[3];
     const int32_t *const texts[] = {text, text, text};
     const int32_t lengths[] = {10, 60, 128};
-    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     for (int i = 0; i < 3; i++)
         ok(bn_session_new(model, NULL, &s[i]));
     ok(bn_session_embed(s[0], text, 50, BN_POOL_MEAN, NULL));
@@ -91,15 +91,9 @@ static void test_embedded_together(void) {
 
 /* A draft that has no room is left out; the text is the same. */
 static void test_draft_without_room(void) {
-    begin(BN_MASK_CAUSAL, 0, 0);
-    bn_model_info info;
-    ok(bn_model_get_info(model, &info));
-    bn_model_close(model);
-    const bn_load_options options = {
-        .threads = 1, .cache_bytes = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16]};
+    begin_with_blocks(1);
     int32_t draft[4], tokens[4], n;
     bn_session *s;
-    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     ok(bn_session_new(model, NULL, &s));
     ok(bn_session_append(s, text, 62, BN_LOGITS_LAST, NULL));
     for (int i = 0; i < 2; i++)
