@@ -99,7 +99,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
     [
         (("generate",), 2, "no model"),
         (("generate", "{}/script", "--temp", "-1"), 2, "temperature is -1.0, expected a number from 0 to"),
-        (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from 0"),
+        (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from -1"),
         (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
         (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
         (("generate", "{}/script", "-p", "x", "-p", "y"), 2, "-p is given twice, expected once"),

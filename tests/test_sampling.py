@@ -98,10 +98,10 @@ def test_aliases(alias: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_tokens", -1), ("max_tokens", 2**63), ("max_tokens", 1.5), ("max_tokens", "3"), ("max_tokens", True),
+        ("max_tokens", -2), ("max_tokens", 2**63), ("max_tokens", 1.5), ("max_tokens", "3"), ("max_tokens", True),
         ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
-        ("top_k", -1), ("top_p", 0), ("top_p", 1.01), ("min_p", -0.01), ("min_p", 2), ("repeat_penalty", 0),
-        ("repeat_last_n", -2), ("presence_penalty", 1e9), ("frequency_penalty", math.nan), ("seed", -1),
+        ("top_k", -1), ("top_p", -0.1), ("top_p", 1.01), ("min_p", -0.01), ("min_p", 2), ("repeat_penalty", 0),
+        ("repeat_last_n", -2), ("presence_penalty", 1e9), ("frequency_penalty", math.nan), ("seed", -2),
         ("seed", 2**64), ("stop", ""), ("stop", ["a", ""]), ("stop", 5), ("stop", ["a", 5]),
         ("logit_bias", {-1: 1.0}), ("logit_bias", {"a": 1.0}), ("logit_bias", {1: math.nan}),
         ("logit_bias", {1: math.inf}), ("logit_bias", [1]), ("temperature", None), ("top_k", None),
@@ -112,6 +112,11 @@ def test_a_value_out_of_range_names_itself(name: str, value: Any) -> None:
         resolve({name: value})
     assert caught.value.param == name
     assert str(caught.value).startswith(f"{name} is {value!r}, expected ")
+
+
+def test_words_of_other_engines(model: Model) -> None:
+    assert resolve({"n_predict": -1, "seed": -1}) == resolve({"max_tokens": None, "seed": None})
+    assert model.generate("abc", top_p=0, seed=3).tokens == model.generate("abc", temperature=0).tokens
 
 
 def test_unknown_names_get_the_nearest(model: Model) -> None:

@@ -56,7 +56,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "temperature": "hot"}, "temperature", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "temperature": 1e400}, "temperature", "invalid_json"),
-        (CHAT, {"messages": MESSAGES, "max_tokens": -1}, "max_tokens", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": -2}, "max_tokens", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "max_tokens": 2**63}, "max_tokens", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "stop": ["x"] * 17}, "stop", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "stop": ""}, "stop", "invalid_value"),

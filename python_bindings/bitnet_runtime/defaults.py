@@ -42,14 +42,14 @@ class Sampling:
     """Every option of `generate`, `stream` and `chat`, with its default. A wrong value is an InvalidParameterError."""
 
     max_tokens: int | None = _option(
-        256, "most tokens to generate; none: until the context is full", low=0, high=2**31 - 1,
+        256, "most tokens to generate; none or -1: until the context is full", low=-1, high=2**31 - 1,
         flags=("-n", "--max-tokens"), aliases=("max_new_tokens", "n_predict", "num_predict", "max_completion_tokens"),
     )  # fmt: skip
     temperature: float = _option(
         0.8, "0 takes the most likely token", low=0, high=1e6, flags=("--temp", "--temperature"), aliases=("temp",)
     )
     top_k: int = _option(40, "keep the k most likely tokens; 0: all", low=0, high=2**31 - 1)
-    top_p: float = _option(0.95, "keep the smallest set with this much probability", low=SMALLEST, high=1)
+    top_p: float = _option(0.95, "keep the smallest set with this much probability; 0: the likeliest", low=0, high=1)
     min_p: float = _option(0.05, "drop what is less likely than this times the best", low=0, high=1)
     repeat_penalty: float = _option(
         1.0, "divides the logits of tokens already seen; 1: off", low=SMALLEST, high=1e6,
@@ -62,7 +62,7 @@ class Sampling:
     presence_penalty: float = _option(0.0, "subtracted once from tokens already seen", low=-100, high=100)
     frequency_penalty: float = _option(0.0, "subtracted per occurrence", low=-100, high=100)
     seed: int | None = _option(
-        None, "of the noise that chooses tokens; none: random, and reported", low=0, high=2**64 - 1,
+        None, "of the noise that chooses tokens; none or -1: random, and reported", low=-1, high=2**64 - 1,
         flags=("-s", "--seed"), aliases=("rng_seed",),
     )  # fmt: skip
     stop: tuple[str, ...] = _option(
@@ -142,7 +142,8 @@ def _checked(name: str, value: Any) -> Any:
         return None
     low, high = row["low"], row["high"]
     if is_whole(name):
-        return whole(name, value, low, high)
+        count = whole(name, value, low, high)
+        return None if count == -1 and name in ("max_tokens", "seed") else count  # as llama.cpp's clients write none
     if hasattr(value, "__float__") and not isinstance(value, bool):
         try:
             number = float(value)

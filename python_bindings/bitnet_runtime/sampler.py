@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitnet_runtime._native import ffi
-from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.defaults import SMALLEST, Sampling
 from bitnet_runtime.errors import InvalidParameterError
 
 
@@ -23,7 +23,7 @@ class Sampler:
             {
                 "temperature": options.temperature,
                 "top_k": options.top_k,
-                "top_p": options.top_p,
+                "top_p": max(options.top_p, SMALLEST),  # 0 is all of them there
                 "min_p": options.min_p,
                 "repeat_penalty": options.repeat_penalty,
                 "presence_penalty": options.presence_penalty,

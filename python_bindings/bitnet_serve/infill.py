@@ -28,7 +28,6 @@ MOST_EXTRA = 256  # texts of other files
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """/infill. Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    body = {name: value for name, value in body.items() if (name, value) != ("n_predict", -1)}  # none: to the end
     model, options = served.model, fields.sampling(body, served.model, None)
     before = extra(body) + fields.take(body, "input_prefix", str, "")
     line = model.tokenize(fields.take(body, "prompt", str, ""), add_bos=False)  # the middle begins so

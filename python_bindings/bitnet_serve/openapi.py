@@ -39,7 +39,6 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
     own = {"echo": FLAG, "logprobs": ALTERNATIVES, "best_of": CHOICES, "prompt": PROMPT}
     editors = {
         "input_prefix": TEXT, "input_suffix": TEXT, "response_fields": {"type": "array"},
-        "n_predict": {"type": "integer", "minimum": -1, "maximum": FIELDS["max_tokens"].metadata["high"]},
         "input_extra": {"type": "array", "items": EXTRA, "maxItems": infill.MOST_EXTRA},
     }  # fmt: skip
     vectors = {"encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]}}
