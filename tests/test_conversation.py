@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
 from bitnet.data import conversations
 from bitnet.presets import PRESETS
 from bitnet_cli import main
-from bitnet_cli.kept import ENDS, at_the_end
 from bitnet_export import random_model
-from bitnet_runtime import Model
 from bitnet_runtime.generation import Stream
 from command import Terminal, bitnet
-from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
-
-ANSWER = "Good day"
-AROUND = 3  # tokens of the template around a message and before its answer
+from runtime_models import TEMPLATE, scripted_model
+from talks import ANSWER, AROUND, piped, prompts, size, talking_models
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `chat` (answers "Good day", 2 tokens), `text` (the same without a template), `slow` (random)."""
-    folder = tmp_path_factory.mktemp("models")
-    scripted_model(folder / "chat", [b"Good", b" day"], template=TEMPLATE, max_context=256)
-    scripted_model(folder / "text", [b"Good", b" day"])
-    slow = PRESETS["tiny"].replace(max_context=1 << 16)
-    random_model(slow, folder / "slow", tokenizer=byte_tokenizer().to_str().encode())
-    return folder
-
-
-def piped(model: Path, *lines: str, args: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """`bitnet chat` with these lines as its input, in this process."""
-    stdin = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()), encoding="utf-8")
-    with mock.patch("sys.stdin", stdin), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        code = main(["chat", str(model), *map(str, args)])
-    return subprocess.CompletedProcess((), code, out.getvalue(), err.getvalue())
-
-
-def prompts(errors: str) -> list[int]:
-    return [int(n) for n in re.findall(r"^Prompt: (\d+) tokens", errors, re.M)]
-
-
-def size(*messages: str, system: str = "") -> int:
-    """Tokens of the prompt that these messages of a user, each answered but the last, make."""
-    told = len(system.encode()) + 2 if system else 0
-    return told + sum(len(m.encode()) + AROUND for m in messages) + (len(messages) - 1) * (len(ANSWER) + 1)
-
-
-# ---- what a message is ----
+    return talking_models(tmp_path_factory.mktemp("models"))
 
 
 def test_through_a_pipe(models: Path) -> None:
@@ -329,109 +294,3 @@ def test_a_message_without_an_answer_is_forgotten(
     assert printed.err.count("forgotten]") == 2, printed.err and "no message to answer again" in printed.err
     (saved,) = conversations.read([tmp_path / "t.jsonl"])
     assert [message["content"] for message in saved.messages] == ["bye", ANSWER]
-
-
-# ---- sessions in files ----
-
-
-def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> None:
-    file = tmp_path / "talk"
-    args = ("--session", file, "--temp", "0")
-    first = piped(models / "chat", "hello", args=(*args, "--system", "be kind"))
-    assert (first.returncode, prompts(first.stderr)) == (0, [size("hello", system="be kind")])
-    second = piped(models / "chat", "again", args=args)
-    assert (second.returncode, second.stdout) == (0, f"{ANSWER}\n")
-    assert "[1 turn so far]" in second.stderr
-    assert prompts(second.stderr) == [size("hello", "again", system="be kind")]
-    assert "cache stays" not in second.stderr
-    third = piped(models / "chat", "more", args=(*args, "--system", "be short", "--kv-type", "int8"))
-    assert "[its cache stays f16, as it was saved]" in third.stderr
-    assert prompts(third.stderr) == [size("hello", "again", "more", system="be short")]
-    with Model.load(models / "chat", threads=1) as model, model.load_session(file) as session:
-        assert session.position > size("hello")
-
-
-def test_of_two_conversations_in_one_file_none_is_lost(models: Path, tmp_path: Path) -> None:
-    file = tmp_path / "talk.session"
-    with Terminal("chat", models / "chat", "--session", file) as first:
-        first.prompt()
-        first.type("hello\n")
-        first.prompt()
-        assert piped(models / "chat", "a", "b", args=("--session", file)).returncode == 0
-        first.type("/exit\n")
-        assert "another chat has written" in first.rest()
-    assert "[2 turns so far]" in piped(models / "chat", "again", args=("--session", file)).stderr
-    other = tmp_path / "talk-2.session"
-    assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", other)).stderr
-
-
-def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
-    args = ("--session", tmp_path / "talk")
-    assert piped(models / "chat", "hello", args=(*args, "-c", 64)).returncode == 0
-    larger = piped(models / "chat", "a" * 64, args=(*args, "-c", 128))
-    assert "[its context stays 64 tokens, as it was saved]" in larger.stderr
-    assert "the context holds 64; shorten it\n" in larger.stderr and larger.returncode == 1
-    full = piped(models / "chat", "a" * 61, args=args)
-    assert "[stopped: the context of 64 tokens is full]\n" in full.stderr
-
-
-@pytest.mark.parametrize("raised", [False, True])
-def test_nothing_disturbs_what_is_written_at_the_end(raised: bool) -> None:
-    """Whoever closes a terminal may send two signals; the second comes as the file is written."""
-    before = {sent: signal.getsignal(sent) for sent in (*ENDS, signal.SIGINT)}
-    saved = []
-
-    def save() -> None:
-        for sent in before:
-            signal.raise_signal(sent)
-        saved.append(1)
-
-    if raised:
-        with pytest.raises(SystemExit) as stop, at_the_end(save):
-            signal.raise_signal(signal.SIGHUP)
-        assert stop.value.code == 128 + signal.SIGHUP
-    else:
-        with at_the_end(save):
-            pass
-    assert saved == [1] and before == {sent: signal.getsignal(sent) for sent in before}
-
-
-@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGTERM])
-def test_a_terminal_that_is_closed_loses_nothing(models: Path, tmp_path: Path, sent: signal.Signals) -> None:
-    with Terminal("chat", models / "chat", "--session", tmp_path / "talk") as terminal:
-        terminal.prompt()
-        terminal.type("hello\n")
-        terminal.prompt()
-        terminal.send(sent)
-        assert "Traceback" not in terminal.rest()
-        assert terminal.exit_code() == 128 + sent
-    assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", tmp_path / "talk")).stderr
-
-
-def test_a_place_that_takes_no_file_is_told_before_the_conversation(models: Path, tmp_path: Path) -> None:
-    for file, message in (
-        (tmp_path / "no" / "talk", "no does not exist; create it first"),
-        (tmp_path, "is a directory"),
-    ):
-        done = piped(models / "chat", "hello", args=("--session", file))
-        assert (done.returncode, done.stdout) == (1, "") and message in done.stderr
-
-
-def test_files_that_are_no_conversations(models: Path, tmp_path: Path) -> None:
-    file = tmp_path / "talk"
-    turn = {"role": "user", "content": "a"}
-    notes: list[Any] = [None, [], {}, {"opening": [], "turns": [turn], "unseen": 0}]
-    notes += [
-        {"opening": [], "turns": [turn, {"role": "assistant", "content": content}], "unseen": 0}
-        for content in (1, [1], [{}])
-    ]
-    notes += [{"opening": [], "turns": [], "unseen": unseen} for unseen in (2, -2, "0", None)]
-    for note in notes:
-        with Model.load(models / "chat", threads=1) as model, model.session() as session:
-            session.save(file, json.dumps(note).encode())
-        before = file.read_bytes()
-        done = piped(models / "chat", "hello", args=("--session", file))
-        assert (done.returncode, done.stdout) == (1, "") and "no conversation of `bitnet chat`" in done.stderr, note
-        assert file.read_bytes() == before
-    done = piped(models / "text", "hello", args=("--session", file))
-    assert done.returncode == 1 and "the session is of a model of" in done.stderr
