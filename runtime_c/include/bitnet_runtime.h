@@ -270,7 +270,8 @@ BN_API const char *bn_kv_name(int32_t type);
 BN_API int32_t bn_default_threads(void);
 
 /* Measured limits of this machine, the two walls every figure is held against.
- * bytes: size of the buffer to stream, at least 4x the last-level cache.
+ * bytes: size of the buffer to stream, from 2 MiB on; below 4x the last-level cache it tells how
+ * fast that is.
  * Returns gigabytes (1e9) read per second, or int8 multiply-adds (1e9) per
  * second of the tier's dot-product loop with all operands in registers.
  * Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or BN_ERR_THREAD. */
