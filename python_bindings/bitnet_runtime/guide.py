@@ -25,6 +25,8 @@ SECONDS = 2.0  # of CPU time to compile a grammar
 MEMORY = 96 << 20  # bytes for that
 KEPT = 32  # grammars
 KEPT_BYTES = 4 << 20  # of their texts
+# The library's words that speak of an option that nobody has here.
+OVERLAP = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
 class Grammars:
@@ -60,6 +62,7 @@ class Grammars:
                 return self._compiler.matcher(kind, text)
         except (ValueError, WorkerError) as error:
             why = str(error)
+        why = why.replace(OVERLAP, "the alternatives of a oneOf overlap; write anyOf where both may hold")
         raise GrammarError(f"{kind} is refused: {why}; correct or simplify it", kind)
 
     def _encode(self, text: str) -> list[int]:
