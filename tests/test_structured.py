@@ -176,6 +176,19 @@ def test_a_class_of_pydantic(model: Model) -> None:
         assert len(value.ends) == 2
 
 
+def test_what_only_pydantic_can_check_is_left_to_it(model: Model) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model(
+        "Kind",
+        place=(Path, ...),
+        raw=(bytes, ...),
+        some=(set[bool], pydantic.Field(max_length=2)),
+        of=(pydantic.UUID4, ...),
+    )
+    found = kind.model_validate_json(model.generate("x", json_schema=kind, max_tokens=None, seed=2, temperature=1).text)
+    assert isinstance(found.place, Path) and isinstance(found.some, set)
+
+
 def test_response_formats() -> None:
     assert response_format(None) == response_format({"type": "text"}) == {}
     assert response_format({"type": "json_object"}) == {"json_schema": '{"type": "object"}'}

@@ -16,6 +16,11 @@ Schema = str | bytes | bool | Mapping[str, Any] | type
 
 KINDS = ("json_schema", "regex", "grammar")
 MOST = 1 << 20  # bytes of one
+FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}  # of a schema
+UUIDS = {  # which a pattern says, by the names of pydantic
+    f"uuid{version}": f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+    for version in range(1, 9)
+}
 SCHEMA = 'a JSON schema: a dictionary such as {"type": "object"}, its JSON, or a pydantic model'
 
 
@@ -54,10 +59,17 @@ def _schema(value: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema with no other properties than those named, where it leaves that open: pydantic would drop them."""
+    """A schema with no other properties than those named, where it leaves that open: pydantic would drop them. What
+    only pydantic knows, such as the format of a path, or that a set has nothing twice, is left to it."""
     if not isinstance(schema, dict):
         return schema
     closed = {"additionalProperties": False, **schema} if "properties" in schema else dict(schema)
+    closed.pop("uniqueItems", None)
+    written = closed.pop("format", None)
+    if written in FORMATS:
+        closed["format"] = written
+    elif written in UUIDS:
+        closed["pattern"] = UUIDS[written]
     for word in ("properties", "$defs"):
         if word in schema:
             closed[word] = {name: _closed(part) for name, part in schema[word].items()}
