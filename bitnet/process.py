@@ -8,15 +8,19 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
+ECHO = 0.5  # seconds
+
 
 class Interruption:
-    """While entered, the first Ctrl-C or SIGTERM is only noted, in `signal`; a second Ctrl-C acts at once."""
+    """While entered, the first Ctrl-C or SIGTERM is only noted, in `signal`; a second Ctrl-C acts at once, unless it is
+    an echo of the first, as programs make that hand on what the terminal has sent anyway."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -35,10 +39,16 @@ class Interruption:
             raise InterruptedError("a signal came, and the run is to stop")
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self.signal = number
-        if number == signal.SIGINT and os.isatty(2):
-            os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.signal, noted = number, time.monotonic()
+        if number == signal.SIGINT:
+            with contextlib.suppress(OSError):  # nobody listens
+                os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
+
+        def again(number: int, frame: FrameType | None) -> None:
+            if time.monotonic() - noted > ECHO:
+                signal.default_int_handler(number, frame)
+
+        signal.signal(signal.SIGINT, again)
 
 
 @dataclass

@@ -201,7 +201,8 @@ class Settings:
             if types[name] is float and type(value) is int:
                 continue
             if type(value) is not types[name]:
-                raise ValueError(f"{name} is {value!r}, expected {types[name].__name__}")
+                inside = f', such as ["{value}"]' if types[name] is list else ""
+                raise ValueError(f"{name} is {value!r}, expected {types[name].__name__}{inside}")
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {

@@ -196,8 +196,8 @@ def test_no_source_learns_what_another_holds_out(
 def test_a_run_says_what_it_learns_from(whole: Path) -> None:
     state = Checkpoint.open(whole).state
     assert state["course"] == [
-        {"step": 0, "weights": {"animals": 0.75, "numbers": 0.25}},
-        {"step": 12, "weights": {"animals": 0.0, "numbers": 1.0}},
+        {"step": 0, "sequence": 0, "weights": {"animals": 0.75, "numbers": 0.25}},
+        {"step": 12, "sequence": 48, "weights": {"animals": 0.0, "numbers": 1.0}},
     ]
     last = losses(whole)[-1]["validation"]
     assert last["nats_per_token"] == last["sources"]["numbers"] != last["sources"]["animals"]

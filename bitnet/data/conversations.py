@@ -93,6 +93,10 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         calls = isinstance(message, dict) and message.get("content") is None and is_message(message)
         if not (said or calls) or not isinstance(message.get("role"), str):
             raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
         raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")
@@ -100,6 +104,15 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         return Conversation(messages, where, Tools.of(record.get("tools")))
     except InvalidParameterError as error:
         raise DataError(f"{where}: {error}") from None
+
+
+def said_in(conversations: Iterable[Conversation]) -> Iterator[str]:
+    """The texts of all messages; of one that calls tools also the calls, as JSON."""
+    for message in (message for each in conversations for message in each.messages):
+        if message.get("content"):
+            yield message["content"]
+        if message.get("tool_calls"):
+            yield json.dumps(message["tool_calls"], ensure_ascii=False)
 
 
 def split(

@@ -26,6 +26,7 @@ from bitnet.data.files import NotUTF8Error
 
 PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
 LOG = "log.jsonl"  # of a run
+PYTHON = "pyvenv.cfg"  # in a virtual environment
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 """Folders of the standard library that are others' packages, tests, or generated tables."""
 
@@ -48,7 +49,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
             raise DataError(f"no file, folder or glob matches {source!r}")
         known = [path] if path.is_file() else []
         for match in matches if not known else ():
-            found = _walk(match) if match.is_dir() else [match]
+            found = _walk(match) if match.is_dir() else [match] if match.is_file() else []
             of_runs = _in_runs(found, match if match.is_dir() else match.parent)
             runs |= set(of_runs.values())
             wanted = path.suffix or None
@@ -254,11 +255,18 @@ def every(source: Iterable[str]) -> Texts:
 
 
 def _walk(folder: Path, without: Collection[str] = ()) -> list[Path]:
-    """The files below it that are text, but for those in folders of such names, which are not looked at."""
+    """The files below it that are text, also behind links. Not looked at: folders of such names, what is hidden, and
+    virtual environments of Python."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in without]
-        found += [file for name in names if files.is_known(file := Path(place, name)) and file.is_file()]
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen or (PYTHON in names and Path(place) != folder):
+            folders[:] = []  # a link to what was seen, perhaps to a folder that it is in
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
+        texts = [Path(place, name) for name in names if not name.startswith(".")]
+        found += [file for file in texts if files.is_known(file) and file.is_file()]
     return sorted(found)
 
 

@@ -6,7 +6,9 @@ be larger than the memory. What cannot be read is an error that names the file a
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -19,7 +21,8 @@ PLAIN = (".txt", ".md", ".rst", ".py")
 ROWS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
 SUFFIXES = (*PLAIN, *ROWS)
-"""Of the files that are read from a folder; all but .parquet compressed, too. What is named is read as plain text."""
+"""Of the files that are read from a folder; all but .parquet compressed, too. Of those that are named, .csv is a table
+and all others are plain text."""
 COLUMN = "text"
 """Where the text of a line or row stands, unless a person says something else."""
 MOST = 1 << 30
@@ -54,6 +57,8 @@ def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
         return _rows(file, column)
     if kind == ".jsonl":
         return (text_of(record, where, column) for record, where in records(file, MOST))
+    if kind == ".csv":
+        return (text_of(row, where, column) for row, where in rows_of(file))
     return _whole(file)
 
 
@@ -122,6 +127,7 @@ def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
     with opened(file) as content:
         number = 1
         while line := _bounded(content.readline, most or MOST_OF_RECORD, where := f"{file}, line {number}"):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if line.strip():
                 yield _parsed(line, where), where
             number += 1
@@ -153,11 +159,30 @@ def _parsed(line: bytes, where: str) -> Any:
     text = _decoded(line, where)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also of a long integer
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at character {error.pos + 1}") from None
+    except (ValueError, RecursionError) as error:  # of a long integer
         raise DataError(f"{where}: not JSON: {error}") from None
 
 
 # ---- tables ----
+
+
+def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """Those of a .csv file, and where each is. An empty cell says nothing. Raises DataError."""
+    csv.field_size_limit(MOST)
+    with opened(file) as content:
+        rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
+        try:
+            for row in rows:
+                where = f"{file}, line {rows.line_num}"
+                if None in row or None in row.values():
+                    raise DataError(f"{where}: expected {len(rows.fieldnames or ())} cells")
+                yield {name: cell for name, cell in row.items() if cell}, where
+        except UnicodeDecodeError:
+            raise NotUTF8Error(f"{file} is not UTF-8; convert it or leave it out") from None
+        except csv.Error as error:
+            raise DataError(f"{file} is no table of comma-separated values: {error}") from None
 
 
 def _rows(file: Path, column: str) -> Iterator[str]:

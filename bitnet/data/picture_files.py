@@ -11,14 +11,12 @@ are the lines of .jsonl files and the rows of .csv files, with paths relative to
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitnet.data.corpus import LOG, DataError
-from bitnet.data.files import kind_of, opened, records
+from bitnet.data.files import kind_of, records, rows_of
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -76,31 +74,15 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
 def _files(files: Iterable[Path]) -> Iterator[Record]:
     problems, n = Problems(), 0
     for file in files:
-        try:
-            for values, where in records(file) if kind_of(file) == ".jsonl" else _rows(file):
-                n += 1
-                try:
-                    record = _record(values, file.parent, where)
-                except DataError as error:
-                    problems.add(error, n)
-                else:
-                    yield record
-        except UnicodeDecodeError:
-            raise DataError(f"{file} is not UTF-8") from None
-        except csv.Error as error:
-            raise DataError(f"{file} is no table of comma-separated values: {error}") from None
+        for values, where in records(file) if kind_of(file) == ".jsonl" else rows_of(file):
+            n += 1
+            try:
+                record = _record(values, file.parent, where)
+            except DataError as error:
+                problems.add(error, n)
+            else:
+                yield record
     problems.refuse(n)
-
-
-def _rows(file: Path) -> Iterator[tuple[Any, str]]:
-    """Those of a .csv file, and where each is. An empty cell says nothing."""
-    with opened(file) as content:
-        rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
-        for row in rows:
-            where = f"{file}, line {rows.line_num}"
-            if None in row or None in row.values():
-                raise DataError(f"{where}: expected {len(rows.fieldnames or ())} cells")
-            yield {name: cell for name, cell in row.items() if cell}, where
 
 
 def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:

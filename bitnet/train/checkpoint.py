@@ -44,6 +44,7 @@ from bitnet_runtime import terminal
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CONFIG, STATE, TOKENIZER = "config.json", "state.json", "tokenizer.json"
+COUNTS = ("step", "tokens", "seconds", "parameters", "fall", "quantized")  # numbers in the state of a run
 TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 
 
@@ -77,7 +78,10 @@ class Checkpoint:
                 )
             return cls(folder)
         if not folder.exists():
-            raise CheckpointError(f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`")
+            raise CheckpointError(
+                f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`; a model to begin "
+                "with may also be a folder of Hugging Face's: hf download OWNER/MODEL --local-dir FOLDER"
+            )
         if not folder.is_dir():
             raise CheckpointError(
                 f"{folder} is a file, expected a checkpoint or a run folder; of a packed file name the run it came from"
@@ -119,6 +123,9 @@ class Checkpoint:
         for name in ("model", "settings"):
             if not isinstance(self.state.get(name), dict):
                 raise CheckpointError(f"{self.folder / STATE} has no {name!r}, expected what `bitnet train` writes")
+        for name in COUNTS:
+            if isinstance(found := self.state.get(name, 0), bool) or not isinstance(found, int | float):
+                raise CheckpointError(f"{self.folder / STATE}: {name} is {found!r:.40}, expected a number")
         return self.state
 
     @property

@@ -105,15 +105,20 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     if replay.possible(settings, run.model.config, parallel.size()):
         of_batch = functools.partial(passes.passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
-    batches = Ahead.of(lambda step: work_of(run.batches, step, run.sequences, pinned))
+    begin = run.seen - state["step"] * run.sequences  # not 0 where steps were of another size before
+    batches = Ahead.of(lambda step: work_of(run.batches, begin + step * run.sequences, run.sequences, pinned))
     with (
         batches as run.ahead,
         process.Interruption() as interruption,
         Progress(run.horizon, state, run.of_peak) as progress,
         profiled(run.folder, settings.profile) as step_is_over,
     ):
-        while run.progress < 1 and not _agreed(interruption):
-            if state["stable"] is None and schedule.falls(settings, run.place):  # to go on from, or to branch
+        over = validation.over(run)  # before it was interrupted
+        while run.progress < 1 and not over and not _agreed(interruption):
+            falls = schedule.falls(settings, run.place)
+            if not falls and run.horizon.seconds:  # steps have become quicker, and the end is further away
+                state["stable"] = None
+            if state["stable"] is None and falls:  # to go on from, or to branch
                 state["stable"] = state["step"]
                 settle(run, log, started)
                 if saved_step != state["step"]:
@@ -146,7 +151,6 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if over:
                 count = f"{settings.patience:,} evaluation{'s' * (settings.patience > 1)}"
                 say(f"{count} without a better one: the run ends at step {state['step']:,}")
-                break
         settle(run, log, started)
     if saved_step != state["step"]:
         run.save()

@@ -33,7 +33,7 @@ def added(
     if start.writes is None:
         raise TrainingError(f"{start.what} cannot be run by the engine, so it writes nothing; leave --self-written out")
     parallel.from_first(lambda: _write(settings, start, tokens, context))
-    digest = _digest(settings, tokens, context)
+    digest = _digest(settings, start, tokens, context)
     file = settings.run_folder / f"train-{digest}.bin"
     ids = np.memmap(file, tokens.ids.dtype, mode="r")
     n_bytes = round(len(ids) * tokens.bytes_per_token)
@@ -42,7 +42,7 @@ def added(
 
 
 def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
-    file = settings.run_folder / f"train-{_digest(settings, tokens, context)}.bin"
+    file = settings.run_folder / f"train-{_digest(settings, start, tokens, context)}.bin"
     if file.exists():
         return
     writes = cast(Callable[..., Iterator[list[int]]], start.writes)
@@ -66,6 +66,6 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
         partial.unlink(missing_ok=True)
 
 
-def _digest(settings: Settings, tokens: dataset.Tokens, context: int) -> str:
-    said = f"{tokens.digest}\0{settings.self_written}\0{context}\0{settings.seed}"
+def _digest(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> str:
+    said = f"{tokens.digest}\0{settings.self_written}\0{context}\0{settings.seed}\0{start.what}"
     return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -31,9 +31,9 @@ class Work(NamedTuple):
     counted: int  # the targets, or pairs, by which the loss is divided
 
 
-def work_of(batches: objectives.Batches, step: int, sequences: int, pinned: bool) -> Work:
-    """That of a step, which has so many sequences in all processes. pinned: in memory that a GPU copies from alone."""
-    first, last = parallel.share(step * sequences, (step + 1) * sequences)
+def work_of(batches: objectives.Batches, begin: int, sequences: int, pinned: bool) -> Work:
+    """That of a step: so many sequences in all processes, from `begin` on. pinned: where a GPU copies from alone."""
+    first, last = parallel.share(begin, begin + sequences)
     numbers = list(range(first, last, batches.batch))
     made = [batches.sequences(number, min(number + batches.batch, last)) for number in numbers]
     counted = sum(objectives.counted(batches, batch) for batch in made)

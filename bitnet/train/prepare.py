@@ -157,7 +157,7 @@ def _beginning(settings: Settings, model: Transformer, batches: objectives.Batch
         "phased": True,  # whether λ is that of the stack of images, too; else it is quantized already
         "course": [],  # of a mixture: the steps at which its weights changed, and to what
         "best": dict(validation.BEST),
-        "best_tasks": {"step": None, "score": 0.0},  # the best mean score of tasks
+        "best_tasks": dict(validation.BEST_TASKS),
         "sizes": {},  # running means of the loss's terms, where they are balanced
     } | horizon.BEGINNING
 

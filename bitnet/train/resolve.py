@@ -267,8 +267,7 @@ def _read(path: str) -> dict[str, Any]:
     if path.endswith(".json"):
         return thinker.parse(Path(path).read_text(encoding="utf-8"), path)
     try:
-        with open(path, "rb") as handle:
-            values = tomllib.load(handle)
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     for name in values:

@@ -66,6 +66,11 @@ class Run:
         return self.horizon.progress(self.state)
 
     @property
+    def seen(self) -> int:
+        """Sequences that were learnt from, in however large steps: the next step begins behind them."""
+        return int(self.state["tokens"]) * self.sequences // self.horizon.each
+
+    @property
     def passes(self) -> float:
         """How often the data was seen."""
         sequences = self.state["tokens"] / (self.horizon.each / self.sequences)

@@ -21,7 +21,7 @@ from bitnet.source_settings import of_source
 from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 
 FOREIGN = {"architectures", "model_type", "d_model"}  # of transformers; of a Thinker
-TABLES = ("embedding.weight", "head.weight")
+TABLES = ("embedding.weight", "head.weight", "head.bias")
 
 
 class SourceModelError(ValueError):
@@ -111,7 +111,8 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
     for name in TABLES:
         if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
             table = weights[name]
-            weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
+            added = table.mean(0, keepdim=True).expand(len(wanted[name]) - len(table), *table.shape[1:])
+            weights[name] = torch.cat([table, added])
     new = [] if start.config.vision else ["vision.", "similarity."]  # a source that sees nothing may learn to
     new += [] if start.config.draft else ["draft."]
     if not config.draft:

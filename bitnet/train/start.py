@@ -19,7 +19,7 @@ from typing import Any
 from bitnet import process
 from bitnet.model import parallel
 from bitnet.settings import flag_of
-from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks
+from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.loop import Outcome
@@ -112,6 +112,8 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
             if parallel.is_first():
                 saving.set_aside(folder, newest.folder, "fallen")
             run.save()  # the newest from here on, with the options given
+        elif validation.over(run):
+            say(f"the run is finished, after {run.state['step']:,} steps; give a larger --patience to go on")
         elif run.progress >= 1:
             more = flag_of(run.settings.budget[0])
             say(f"the run is finished, after {run.state['step']:,} steps; give more with {more} to go on")
@@ -141,7 +143,10 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
     settings, config = resolve(given, newest.state_of_run | {"settings": before})
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     teacher = read(settings.teacher or settings.source) if settings.distilled else None
-    return prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
+    run = prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
+    if settings.keep_best:
+        validation.forget_lost(run)
+    return run
 
 
 def _check_unused(folder: Path) -> None:

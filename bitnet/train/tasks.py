@@ -67,6 +67,8 @@ def _asked(how: Ask, *given: Any) -> tuple[dict[str, Any], str]:
     """The figures, or what kept them back."""
     try:
         return how(*given), ""
+    except ModuleNotFoundError:
+        raise  # whoever began the run has to install it
     except Exception as error:  # whatever a harness, a file of a task, or a network may raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return {}, f"{kind}{error}"

@@ -80,7 +80,7 @@ def _talks_on_images(asked: Asked, vision: ModelConfig) -> Learnt:
 def _talks(asked: Asked) -> Learnt:
     settings, context = asked.settings, asked.context
     talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
-    words = parallel.from_first(lambda: asked.choose(m["content"] for talk in talks[0] for m in talk.messages))
+    words = parallel.from_first(lambda: asked.choose(conversations.said_in(talks[0])))
     words.encode_special_tokens = True
     template, generation = conversations.with_template(words, asked.template, asked.generation)
     encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"

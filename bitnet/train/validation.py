@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bitnet.train import objectives, runlog, schedule
+from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 
@@ -13,6 +13,8 @@ USUAL, PARTS = 200, 10  # steps between evaluations; and at least so many of the
 WORSE = 1.02  # times the best loss: what chance does not explain
 BEST: dict[str, Any] = {"step": 0, "loss": 0.0, "since": 0, "told": False}
 """Of the best evaluation: its step and loss, how many there were since, and whether a person was told why."""
+BEST_TASKS: dict[str, Any] = {"step": None, "score": 0.0}
+"""Of the best mean score of tasks."""
 
 
 def due(run: Run, before: float) -> bool:
@@ -48,6 +50,14 @@ def note(run: Run, result: objectives.Result) -> str:
             "them by heart; add data, train for less, or add --patience 3 --keep-best"
         )
     return f"{added}, best {best['loss']:.4f} at step {best['step']:,}"
+
+
+def forget_lost(run: Run) -> None:
+    """The best so far, where it is no checkpoint of this run: a run that branched off has none yet."""
+    for name, none in (("best", BEST), ("best_tasks", BEST_TASKS)):
+        step = run.state[name]["step"]
+        if step and not (run.folder / saving.name_of(step)).is_dir():
+            run.state[name] = dict(none)
 
 
 def improves(run: Run) -> bool:

@@ -191,7 +191,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
         text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")
-        if isinstance(text, dataset.Tokens):
+        if isinstance(text, dataset.Tokens) and not settings.draft_only:
             text = Overlapping(text, stride)
         elif args.stride:
             raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
@@ -217,6 +217,12 @@ def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
 
 
 def line(figures: dict[str, Any]) -> str:
+    if "accepted" in figures:
+        shares = ", ".join(f"{share:.2f}" for share in figures["accepted"])
+        return (
+            f"{figures['nats_per_guess']:.4f} nats/guess  {shares} accepted  {figures['tokens_per_pass']:.2f} "
+            f"tokens/pass  ({figures['chains']:,} chains, context {figures['context']:,})"
+        )
     if "margin" in figures:
         return (
             f"{figures['nats_per_pair']:.4f} nats/pair  margin {figures['margin']:.3f}  {figures['accuracy']:.1%} "
