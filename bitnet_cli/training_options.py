@@ -44,7 +44,8 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (),
         kind: dict[str, Any] = {"nargs": "+", "action": "extend"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]
-        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)
+        word = None if f.name in CHOICES else {int: "N", float: "X"}.get(type(plain), "NAME")
+        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=word, **kind)
 
 
 def before_torch() -> None:

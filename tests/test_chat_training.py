@@ -247,6 +247,23 @@ def test_half_a_character_in_a_message() -> None:
         encode.encode(conversations.Conversation(talk, "here"))
 
 
+def test_half_a_character_is_named_before_a_tokenizer_sees_it(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": talk}))
+    with pytest.raises(dataset.DataError, match=r"a.jsonl, line 1: a text holds half of a surrogate pair"):
+        list(conversations.read([tmp_path / "a.jsonl"]))
+
+
+def test_a_tokenizer_learns_what_is_said_and_called() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    talk = [*TALK[:1], {"role": "assistant", "content": None, "tool_calls": [call]}, TALK[1]]
+    assert list(conversations.said_in([conversations.Conversation(talk, "here")])) == [
+        "hi",
+        json.dumps([call]),
+        "Good day",
+    ]
+
+
 def test_split_is_by_content() -> None:
     talks = [conversations.Conversation([{"role": "user", "content": str(i)}], str(i)) for i in range(40)]
     train, held_out = conversations.split(talks, 0.3)

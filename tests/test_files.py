@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import bitnet_cli
 from bitnet.data import corpus, files, hub
 from bitnet.data.corpus import DataError
+from bitnet.train import resolve
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -199,3 +201,49 @@ def test_commands_take_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert bitnet_cli.main([*words, "--column", "content"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["train"]["bytes"] + made["validation"]["bytes"] == sum(len(text.encode()) for text in TEXTS)
+
+
+def test_what_of_a_folder_is_read(tmp_path: Path) -> None:
+    """Links are followed, once; what is hidden, and other people's packages, is not looked at; the rest is named."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for place in (data / ".git", data / "env" / "lib", elsewhere):
+        place.mkdir(parents=True)
+    named = [data / name for name in (".git/a.md", ".b.md", "env/lib/c.py", "e.md")]
+    for file in (*named, elsewhere / "d.txt"):
+        file.write_text(file.name, "utf-8")
+    (data / "env" / "pyvenv.cfg").touch()
+    (data / "f.html").touch()
+    (data / "g").touch()
+    (data / "link").symlink_to(elsewhere)
+    (data / "again").symlink_to(data)
+    (data / "nowhere.txt").symlink_to(tmp_path / "gone.txt")
+    os.mkfifo(data / "pipe.txt")
+    texts = corpus.Documents([str(data)])
+    assert sorted(texts) == ["d.txt", "e.md"]
+    assert texts.left_out == "2 files of other kinds were left out: .html, no suffix"
+    (data / "h.txt").write_text("h.txt", "utf-8")
+    assert list(corpus.Documents([str(data / "*.txt")])) == ["h.txt"]
+    assert list(corpus.Documents([str(data / ".b.md")])) == [".b.md"]  # that someone named
+
+
+def test_a_table_that_is_named(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"two\nlines, and a comma"\r\n2,more\r\n')
+    assert list(corpus.Documents([str(table)])) == ["two\nlines, and a comma", "more"]
+    assert list(corpus.Documents([str(table)], "id")) == ["1", "2"]
+    with pytest.raises(corpus.DataError, match=r't.csv, line 3: expected an object with a string "no", found id, text'):
+        list(corpus.Documents([str(table)], "no"))
+    table.write_text('text\n"a', "utf-8")
+    with pytest.raises(corpus.DataError, match="is no table of comma-separated values"):
+        list(corpus.Documents([str(table)]))
+
+
+def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
+    lines = tmp_path / "a.jsonl"
+    lines.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b')
+    with pytest.raises(corpus.DataError, match="line 2: not JSON: Unterminated string starting at at character 10"):
+        list(corpus.Documents([str(lines)]))
+    config = tmp_path / "c.toml"
+    config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')
+    with pytest.raises(ValueError, match=r"""data is 'a', expected list, such as \["a"\]"""):
+        resolve.resolve(resolve.Given(options={}, config=str(config)))

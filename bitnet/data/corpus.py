@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,18 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "enc
 """Folders of the standard library that are others' packages, tests, or generated tables."""
 
 
-def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path]:
+def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Counter[str] | None = None) -> list[Path]:
     """The files that paths, folders and globs name, each once; no source: Python's standard library.
 
     Of folders and open globs those with a known suffix; a file that is named, and what a glob's own suffix names,
-    always. What a run wrote is left out of folders and globs. runs: gets the folders of such runs.
+    always. What a run wrote is left out of folders and globs. runs: gets the folders of such runs. others: gets the
+    suffixes of the files in folders that are of no known kind.
     """
     runs = set() if runs is None else runs
+    others = Counter() if others is None else others
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
-        return [file for file in _walk(root, LEFT_OUT) if file.suffix == ".py"]
+        return [file for file in _walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
     taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
@@ -49,8 +52,9 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
             raise DataError(f"no file, folder or glob matches {source!r}")
         known = [path] if path.is_file() else []
         for match in matches if not known else ():
-            found = _walk(match) if match.is_dir() else [match] if match.is_file() else []
-            of_runs = _in_runs(found, match if match.is_dir() else match.parent)
+            found, rest = _walk(match) if match.is_dir() else ([match] if match.is_file() else [], [])
+            of_runs = _in_runs([*found, *rest], match if match.is_dir() else match.parent)
+            others.update(file.suffix.lower() or "no suffix" for file in rest if file not in of_runs)
             runs |= set(of_runs.values())
             wanted = path.suffix or None
             known += [f for f in found if (files.is_known(f) or f.suffix == wanted) and f not in of_runs]
@@ -98,17 +102,25 @@ class Documents:
         paths = [source for source in sources if source not in of_hub]
         self._column = column
         self._runs: set[Path] = set()
-        self._files = files_of(paths, self._runs) if paths or not of_hub else []
+        self._others: Counter[str] = Counter()
+        self._files = files_of(paths, self._runs, self._others) if paths or not of_hub else []
         self._datasets = {source: hub.rows_of(source, column) for source in of_hub}
         self._left_out: list[str] = []
 
     @property
     def left_out(self) -> str:
-        """What to say of folders of runs, and of files that the last iteration left out as not UTF-8; "" of none."""
-        return "; ".join(filter(None, (self._runs_left_out(), self._files_left_out())))
+        """What to say of folders of runs, of files of other kinds, and of those that the last iteration left out as not
+        UTF-8; "" of none."""
+        return "; ".join(filter(None, (self._runs_left_out(), self._others_left_out(), self._files_left_out())))
 
     def _runs_left_out(self) -> str:
         return f"what runs wrote was left out: {_some(map(str, sorted(self._runs)))}" if self._runs else ""
+
+    def _others_left_out(self) -> str:
+        kinds = [kind for kind, _ in sorted(self._others.items(), key=lambda found: (-found[1], found[0]))]
+        n = self._others.total()
+        what = "1 file of another kind was" if n == 1 else f"{n:,} files of other kinds were"
+        return f"{what} left out: {_some(kinds)}" if n else ""
 
     def _files_left_out(self) -> str:
         n = len(self._left_out)
@@ -254,9 +266,9 @@ def every(source: Iterable[str]) -> Texts:
     return Texts(source, b"\1" * len(digests), digests, n_bytes)
 
 
-def _walk(folder: Path, without: Collection[str] = ()) -> list[Path]:
-    """The files below it that are text, also behind links. Not looked at: folders of such names, what is hidden, and
-    virtual environments of Python."""
+def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list[Path]]:
+    """The files below it that are text, also behind links, and the others. Not looked at: folders of such names, what
+    is hidden, and virtual environments of Python."""
     found: list[Path] = []
     seen = set()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -265,9 +277,8 @@ def _walk(folder: Path, without: Collection[str] = ()) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
-        texts = [Path(place, name) for name in names if not name.startswith(".")]
-        found += [file for file in texts if files.is_known(file) and file.is_file()]
-    return sorted(found)
+        found += [file for name in names if not name.startswith(".") and (file := Path(place, name)).is_file()]
+    return sorted(filter(files.is_known, found)), list(itertools.filterfalse(files.is_known, found))
 
 
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:

@@ -35,20 +35,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
     text.add_argument(
-        "--data", nargs="+", action="extend", metavar="", help="what to measure; none: the validation text of the run"
+        "--data",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="what to measure; none: the validation text of the run",
     )
-    text.add_argument("--column", metavar="", help="of lines and rows, with the text; none: as trained, or text")
-    text.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
-    text.add_argument("--context", type=int, default=0, metavar="", help="tokens of a window; 0: as trained [0]")
+    text.add_argument("--column", metavar="NAME", help="of lines and rows, with the text; none: as trained, or text")
+    text.add_argument("--tokens", type=int, default=0, metavar="N", help="at most this many; 0: all [0]")
+    text.add_argument("--context", type=int, default=0, metavar="N", help="tokens of a window; 0: as trained [0]")
     text.add_argument(
-        "--stride", type=int, default=0, metavar="", help="tokens from window to window; 0: the context, no overlap [0]"
+        "--stride",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens from window to window; 0: the context, no overlap [0]",
     )
-    text.add_argument("--samples", type=int, default=0, metavar="", help="texts of the model to print [0]")
-    text.add_argument("--prompt", metavar="", help="what the samples begin with; none: a document's beginning")
+    text.add_argument("--samples", type=int, default=0, metavar="N", help="texts of the model to print [0]")
+    text.add_argument("--prompt", metavar="TEXT", help="what the samples begin with; none: a document's beginning")
     tasks = parser.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
-    tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml and .yml files, with commas between")
-    tasks.add_argument("--fewshot", type=int, metavar="", help="solved examples before each question; none: by task")
-    tasks.add_argument("--limit", type=int, default=0, metavar="", help="questions of each task, the first; 0: all [0]")
+    tasks.add_argument(
+        "--tasks", metavar="NAMES", help="names of the harness, or .yaml and .yml files, with commas between"
+    )
+    tasks.add_argument("--fewshot", type=int, metavar="N", help="solved examples before each question; none: by task")
+    tasks.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="questions of each task, the first; 0: all [0]"
+    )
     tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
 
 

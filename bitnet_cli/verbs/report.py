@@ -17,15 +17,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run", help="a run folder of `bitnet train`")
     parser.add_argument(
-        "--out", metavar="", help="the page, .html or .png; none: report.html or attention.html in the run folder"
+        "--out", metavar="FILE", help="the page, .html or .png; none: report.html or attention.html in the run folder"
     )
     parser.add_argument(
         "--attention", metavar="TEXT",
         help="draw instead what each token of a text takes of each other, layer by layer and head by head",
     )  # fmt: skip
-    parser.add_argument("--prompt", default="", metavar="", help="what the sample of text begins with")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the sample of text begins with")
     parser.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="", help=f"of the sample; 0: no sample [{TOKENS}]"
+        "--tokens", type=int, default=TOKENS, metavar="N", help=f"of the sample; 0: no sample [{TOKENS}]"
     )
 
 

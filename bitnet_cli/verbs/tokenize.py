@@ -20,19 +20,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "`bitnet finetune` and `bitnet eval` with the same tokenizer."
     )
     parser.add_argument("folder", metavar="FOLDER", help="to make")
-    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="", help="text, as of bitnet train")
-    parser.add_argument("--column", default=USUAL.column, metavar="", help="of lines and rows, with the text [text]")
-    parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="", help="share held out [0.05]")
-    parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
-    parser.add_argument("--vocab-size", type=int, default=2048, metavar="", help="tokens of a new tokenizer [2048]")
+    parser.add_argument(
+        "--data", nargs="+", action="extend", default=[], metavar="NAME", help="text, as of bitnet train"
+    )
+    parser.add_argument(
+        "--column", default=USUAL.column, metavar="NAME", help="of lines and rows, with the text [text]"
+    )
+    parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="X", help="share held out [0.05]")
+    parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="NAME", help="as of bitnet train [bpe]")
+    parser.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="tokens of a new tokenizer [2048]")
     parser.add_argument(
         "--fim", action="store_true", help="give a new tokenizer the tokens that `bitnet train --fim` needs"
     )
     parser.add_argument(
-        "--near-duplicates", type=float, default=0.0, metavar="",
+        "--near-duplicates", type=float, default=0.0, metavar="X",
         help="leave out documents of which another has this share of all runs of five words; usual: 0.8; 0: none [0]",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, default=0, metavar="", help="cores that encode; 0: all [0]")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
