@@ -22,6 +22,8 @@ EXTRAS = {
     "pyarrow": "data", "datasketch": "data", "wandb": "wandb", "trackio": "trackio",
 }  # fmt: skip
 """Of a package that is in another than the verb's."""
+KIN = {"train": "finetune", "finetune": "train"}
+"""Verbs that have most of their options in common."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +44,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {words[0]!r}" + "; a prompt follows -p" * takes_text)
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
-        self.error(f"unknown option {word!r}" + _did_you_mean(word, options))
+        self.error(f"unknown option {word!r}" + (self.elsewhere(word) or _did_you_mean(word, options)))
+
+    def elsewhere(self, word: str) -> str:
+        """Where an option is known that is unknown here."""
+        return ""
 
 
 class VerbParser(Parser):
@@ -55,6 +61,12 @@ class VerbParser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         _module(self._verb).arguments(self)
         return super().parse_known_args(args, namespace)
+
+    def elsewhere(self, word: str) -> str:
+        if not (other := KIN.get(self._verb)):
+            return ""
+        _module(other).arguments(theirs := Parser())
+        return f", which is of bitnet {other}" if word in theirs._option_string_actions else ""
 
 
 def _module(verb: str) -> Any:

@@ -41,6 +41,8 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
         (["eval"], "the following arguments are required: SRC"),
         (["eval", "x", "--jsn"], "unknown option '--jsn', did you mean '--json'?"),
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
+        (["train", "--lora", "3"], "unknown option '--lora', which is of bitnet finetune"),
+        (["finetune", "x", "--tokenizer", "byte"], "unknown option '--tokenizer', which is of bitnet train"),
         (["eval", "x", "y"], "unexpected argument 'y'\n"),
         (["generate", "x", "some text"], "unexpected argument 'some text'; a prompt follows -p\n"),
         (["generate", "x", "- some text"], "unexpected argument '- some text'; a prompt follows -p\n"),
