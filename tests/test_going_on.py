@@ -139,3 +139,27 @@ def test_tokens_that_are_added_get_a_bias_too(sentences: str, tmp_path: Path) ->
     assert bitnet("finetune", tmp_path / "run", *more, "--out", tmp_path / "more") == 0
     before, after = (len(Checkpoint.open(tmp_path / name).model.head.bias) for name in ("run", "more"))
     assert after > before
+
+
+def test_a_document_that_token_ids_hold_out_a_part_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A book alone is cut: a folder of its token ids holds out the end, which another source may not teach."""
+    more = tmp_path / "more"
+    more.mkdir()
+    for i in range(40):
+        (more / f"{i}.txt").write_text(f"{i} " + " ".join(f"w{(i * j) % 97}" for j in range(200)))
+    book = more / "book.txt"
+    book.write_text(" ".join(f"w{j * j % 997}" for j in range(4000)))
+    assert bitnet("tokenize", tmp_path / "ids", "--data", book, "--vocab-size", "300") == 0
+    stages = "[[stages]]\nweights={a=0.5,b=0.5}\n"
+    (tmp_path / "mix.toml").write_text(f'[sources.a]\ndata=["ids"]\n[sources.b]\ndata=["more"]\n{stages}')
+    argv = ("train", *TINY[:-2], "--steps", "1", "--mixture", tmp_path / "mix.toml", "--out", tmp_path / "run")
+    assert bitnet(*argv) == 1
+    assert "source b learns from a document of which source a holds out a part or all" in capsys.readouterr().err
+    book.unlink()
+    assert bitnet(*argv) == 0
+
+
+def test_a_vocabulary_that_the_text_does_not_fill(sentences: str, tmp_path: Path, capsys: Any) -> None:
+    argv = ("--set", "vocab_size=9000", "--steps", "1", "--data", sentences, "--out", tmp_path / "run")
+    assert bitnet("train", *TINY[:-2], *argv) == 0
+    assert "for a vocabulary of" in capsys.readouterr().err

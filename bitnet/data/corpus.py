@@ -245,12 +245,13 @@ def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
         if not held_out.cut_digest:
             continue
         if held_out.cut_digest in its_train.digests:
-            raise DataError(_shared(other, name))
+            raise DataError(shares_text(other, name))
         if not {train.cut_digest, *train.digests}.isdisjoint(its_held_out.digests):
-            raise DataError(_shared(name, other))
+            raise DataError(shares_text(name, other))
 
 
-def _shared(learns: str, holds_out: str) -> str:
+def shares_text(learns: str, holds_out: str) -> str:
+    """What to say of a source that learns what another holds out."""
     return (
         f"source {learns} learns from a document of which source {holds_out} holds out a part or all; remove it from "
         "one of them"

@@ -1,7 +1,8 @@
 """A folder of token ids, made once and shared by runs: they map its files and read no text.
 
     tokens.json     what is where: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
-                    and the share of the documents that is held out, {"held_out": 0.05}
+                    and the share of the documents that is held out, {"held_out": 0.05}; where only one was there, and
+                    its end is held out, the SHA-256 of that, {"cut": ...}
     tokenizer.json  what the ids are of
     train-HASH.bin, validation-HASH.bin
 
@@ -47,15 +48,16 @@ def make(
     given = Path(kind).is_file()
     words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size, *more)
     first = tokenizer.separator(words, tokenizer.ends_beside(kind) if given else {})
-    write(folder, words, {"train": train, "validation": held_out}, first, validation)
+    write(folder, words, {"train": train, "validation": held_out}, first, validation, held_out.cut_digest)
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
 
 
 def write(
     folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID,
-    share: float | None = None,
+    share: float | None = None, cut: bytes = b"",
 ) -> None:  # fmt: skip
     """texts: by what they are for, "train" and "validation". first: the token before every document. share: held out.
+    cut: SHA-256 of the document of which only the end is held out.
 
     What makes it a folder of token ids comes last, and whole: one that was interrupted is none.
     """
@@ -63,7 +65,8 @@ def write(
     made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
     words.save(str(folder / "tokenizer.json"))
     partial = folder / f"{CONTENTS}.partial"
-    partial.write_text(json.dumps({"first": first, "held_out": share} | made, indent=1) + "\n", encoding="utf-8")
+    said = {"first": first, "held_out": share} | ({"cut": cut.hex()} if cut else {})
+    partial.write_text(json.dumps(said | made, indent=1) + "\n", encoding="utf-8")
     partial.rename(folder / CONTENTS)
 
 
@@ -113,6 +116,15 @@ def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None
             f"the sources hold out different shares of their documents ({found}), so one may learn what another holds "
             "out; make them with the same --validation"
         )
+
+
+def check_uncut(shared: Mapping[str, Path], texts: Mapping[str, tuple[corpus.Texts, corpus.Texts]]) -> None:
+    """Raises DataError: a source of text has the document of which a folder of token ids holds out the end."""
+    cuts = {name: contents_of(folder).get("cut") for name, folder in shared.items()}
+    for other, sides in texts.items():
+        digests = {digest.hex() for side in sides for digest in side.digests}
+        if name := next((name for name, cut in cuts.items() if cut in digests), ""):
+            raise DataError(corpus.shares_text(other, name))
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:

@@ -49,7 +49,8 @@ class Result:
 
 
 def _bits_and_perplexity(nats: float, bytes_per_token: float) -> tuple[float, float]:
-    return nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0))
+    """Bits are 0 of what has no bytes: the ends of answers that say nothing."""
+    return nats / math.log(2) / bytes_per_token if bytes_per_token else 0.0, math.exp(min(nats, 700.0))
 
 
 def spread(nats: Sequence[float], counted: Sequence[int]) -> list[float]:

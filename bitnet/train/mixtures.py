@@ -44,6 +44,7 @@ def read(
                 texts[name] = _split(source, settings, say)
     corpus.check_apart(texts)
     tokenized.check_apart(shared, dict.fromkeys(texts, settings.validation))
+    tokenized.check_uncut(shared, texts)
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:

@@ -257,4 +257,7 @@ def choose_tokenizer(
     answers = settings.objective == "next" and config.vision
     more = {"mlm": [tokenizer.MASK]}.get(settings.objective, [tokenizer.IMAGE] if answers else [])
     more += tokenizer.FIM if settings.fim else ()
-    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, *more)
+    words = tokenizer.build(settings.tokenizer, texts, config.vocab_size, *more)
+    if settings.tokenizer.endswith("bpe") and (found := words.get_vocab_size()) < 0.9 * config.vocab_size:
+        say(f"the text has pairs of tokens for a vocabulary of {found:,}, not of {config.vocab_size:,}")
+    return words
