@@ -96,7 +96,7 @@ def _presets() -> list[str]:
         "",
         f"{', '.join(more)} and {last} are published shapes, to run and not to train.",
         "",
-        "| by size | parameters | `--lr` | tokens in a step | tokens |",
+        "| by size | parameters, gains not | `--lr` | tokens in a step | tokens |",
         "|---|---|---|---|---|",
     ]
     for name in SIZES:

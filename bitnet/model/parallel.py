@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import sys
 import warnings
@@ -75,6 +76,7 @@ def joined() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "onnection" in str(error):  # gloo has no exception of its own
             raise ParallelError("another process of this run ended without a word; perhaps memory ran out") from None
         raise
+    gc.collect()  # models of DDP are in cycles and hold the group, whose threads must not outlive Python
     dist.destroy_process_group()
 
 

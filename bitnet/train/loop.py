@@ -116,8 +116,8 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
         over = validation.over(run)  # before it was interrupted
         while run.progress < 1 and not over and not _agreed(interruption):
             falls = schedule.falls(settings, run.place)
-            if not falls and run.horizon.seconds:  # steps have become quicker, and the end is further away
-                state["stable"] = None
+            if not falls and state["step"] > 2 * (state["stable"] or math.inf):
+                state["stable"] = None  # the clock ran, steps have become quicker, and the end is far away
             if state["stable"] is None and falls:  # to go on from, or to branch
                 state["stable"] = state["step"]
                 settle(run, log, started)
