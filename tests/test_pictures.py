@@ -419,3 +419,10 @@ def test_the_sigmoid_loss_in_chunks_is_the_whole_one() -> None:
     for parts in results[1:]:
         for part, whole in zip(parts, results[0], strict=True):
             assert part is not None and whole is not None and torch.allclose(part, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_a_fault_that_many_records_have_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "no image"}\n' * 10)
+    with pytest.raises(DataError, match=r"^10 of 10 records cannot be used: ") as error:
+        list(picture_files.read([str(tmp_path / "a.jsonl")]))
+    assert str(error.value).count("a.jsonl, line ") == 10 and str(error.value).count("image") < 4

@@ -49,9 +49,11 @@ class Problems(list[str]):
         if len(self) == 1:
             raise DataError(self[0])
         if self:
-            raise DataError(
-                f"{len(self)} of {of:,} records cannot be used: {'; '.join(self)}. Repair them or take them out"
-            )
+            places: dict[str, list[str]] = {}  # of each fault
+            for where, _, fault in (problem.partition(": ") for problem in self):
+                places.setdefault(fault, []).append(where)
+            said = "; ".join(f"{', '.join(where)}: {fault}" for fault, where in places.items())
+            raise DataError(f"{len(self)} of {of:,} records cannot be used: {said}. Repair them or take them out")
 
 
 def read(sources: Sequence[str]) -> Iterator[Record]:
