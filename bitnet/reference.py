@@ -45,8 +45,8 @@ ternary = ["q", "k", "v", "o", "gate", "up", "down"]
 ```
 
 `--steps`, `--minutes`, `--tokens` and `--tokens-per-parameter` take each other's place, and so do `--batch-tokens` and
-`--accumulate`. The one given last counts; two in one place are an error. With `--resume` the run has its own settings:
-see [train.md](train.md).
+`--accumulate`. The one given last counts; two in one place are an error. With `--resume` the run has its own settings,
+and with `--from` those of another: see [train.md](train.md). `--json` prints what came out as one JSON object.
 
 `python -m bitnet.reference` writes this page from the code, and a test compares the two.
 """
