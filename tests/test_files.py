@@ -228,9 +228,9 @@ def test_what_of_a_folder_is_read(tmp_path: Path) -> None:
 
 def test_a_table_that_is_named(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
-    table.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"two\nlines, and a comma"\r\n2,more\r\n')
-    assert list(corpus.Documents([str(table)])) == ["two\nlines, and a comma", "more"]
-    assert list(corpus.Documents([str(table)], "id")) == ["1", "2"]
+    table.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"two\nlines, and a comma"\r\n2,more\r\n3,\r\n')
+    assert list(corpus.Documents([str(table)])) == ["two\nlines, and a comma", "more", ""]
+    assert list(corpus.Documents([str(table)], "id")) == ["1", "2", "3"]
     with pytest.raises(corpus.DataError, match=r't.csv, line 3: expected an object with a string "no", found id, text'):
         list(corpus.Documents([str(table)], "no"))
     table.write_text('text\n"a', "utf-8")

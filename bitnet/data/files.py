@@ -169,7 +169,7 @@ def _parsed(line: bytes, where: str) -> Any:
 
 
 def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """Those of a .csv file, and where each is. An empty cell says nothing. Raises DataError."""
+    """Those of a .csv file, and where each is. Raises DataError."""
     csv.field_size_limit(MOST)
     with opened(file) as content:
         rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
@@ -178,7 +178,7 @@ def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
                 where = f"{file}, line {rows.line_num}"
                 if None in row or None in row.values():
                     raise DataError(f"{where}: expected {len(rows.fieldnames or ())} cells")
-                yield {name: cell for name, cell in row.items() if cell}, where
+                yield row, where
         except UnicodeDecodeError:
             raise NotUTF8Error(f"{file} is not UTF-8; convert it or leave it out") from None
         except csv.Error as error:

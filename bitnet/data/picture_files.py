@@ -76,7 +76,7 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
 def _files(files: Iterable[Path]) -> Iterator[Record]:
     problems, n = Problems(), 0
     for file in files:
-        for values, where in records(file) if kind_of(file) == ".jsonl" else rows_of(file):
+        for values, where in records(file) if kind_of(file) == ".jsonl" else _filled(file):
             n += 1
             try:
                 record = _record(values, file.parent, where)
@@ -85,6 +85,11 @@ def _files(files: Iterable[Path]) -> Iterator[Record]:
             else:
                 yield record
     problems.refuse(n)
+
+
+def _filled(file: Path) -> Iterator[tuple[Any, str]]:
+    """The rows of a table. An empty cell says nothing."""
+    return (({name: cell for name, cell in row.items() if cell}, where) for row, where in rows_of(file))
 
 
 def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:

@@ -123,7 +123,7 @@ def check_uncut(shared: Mapping[str, Path], texts: Mapping[str, tuple[corpus.Tex
     cuts = {name: contents_of(folder).get("cut") for name, folder in shared.items()}
     for other, sides in texts.items():
         digests = {digest.hex() for side in sides for digest in side.digests}
-        if name := next((name for name, cut in cuts.items() if cut in digests), ""):
+        if name := next((name for name, cut in cuts.items() if isinstance(cut, str) and cut in digests), ""):
             raise DataError(corpus.shares_text(other, name))
 
 
