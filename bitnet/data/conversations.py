@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED
-from bitnet.data.files import first_record, kind_of, records
+from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.packing import Dialogue, best_fit, filled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate, is_message
@@ -93,10 +93,7 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         calls = isinstance(message, dict) and message.get("content") is None and is_message(message)
         if not (said or calls) or not isinstance(message.get("role"), str):
             raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
-    try:
-        json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
+    check_characters(json.dumps(record, ensure_ascii=False), where)
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
         raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")

@@ -67,11 +67,16 @@ def text_of(record: Any, where: str, column: str = COLUMN) -> str:
     text = record.get(column) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: {_instead(record, column)}")
+    check_characters(text, where, f'"{column}"')
+    return text
+
+
+def check_characters(text: str, where: str, what: str = "a text") -> None:
+    """Raises DataError: not all of a text from JSON, which can spell halves of characters, are whole."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f'{where}: "{column}" holds half of a surrogate pair, which is no character') from None
-    return text
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: {what} holds half of a surrogate pair, which is no character") from None
 
 
 def _instead(record: Any, column: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from bitnet.data import corpus, hub
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
-from bitnet.data.files import first_record, kind_of, records
+from bitnet.data.files import check_characters, first_record, kind_of, records
 
 LEAST = 8  # tokens of a piece: less says nothing of its document
 
@@ -75,10 +75,7 @@ def _pair(record: Any, where: str, names: tuple[str, str] | None) -> tuple[tuple
     if not all(isinstance(text, str) and text.strip() for text in pair):
         raise DataError(f'{where}: expected an object with the texts "{names[0]}" and "{names[1]}", neither empty')
     found = [str(text) for text in pair]
-    try:
-        "".join(found).encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
+    check_characters("".join(found), where)
     return names, found
 
 

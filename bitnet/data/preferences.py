@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from bitnet.data.conversations import Conversation, Encoder, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
+from bitnet.data.files import check_characters
 from bitnet.data.packing import Dialogue, best_fit, filled
 
 if TYPE_CHECKING:
@@ -56,10 +57,7 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
 
 
 def _of_texts(prompt: str, chosen: str, rejected: str, where: str) -> Preference:
-    try:
-        (prompt + chosen + rejected).encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
+    check_characters(prompt + chosen + rejected, where)
     return Preference(prompt, chosen, rejected)
 
 

@@ -73,10 +73,9 @@ class Run:
     @property
     def passes(self) -> float:
         """How often the data was seen."""
-        sequences = self.state["tokens"] / (self.horizon.each / self.sequences)
         if isinstance(self.batches, Mixed):
-            return self.batches.passes(int(sequences))
-        return float(sequences / self.batches.per_epoch)
+            return self.batches.passes(self.seen)
+        return self.seen / self.batches.per_epoch
 
     @property
     def said(self) -> str:
