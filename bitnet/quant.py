@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bitnet import scaled_sum
 from bitnet.float_product import linear, product
 from bitnet.integer_sum import integer_sum
 
@@ -102,12 +103,20 @@ def stored_rows(w: Tensor, storage: str) -> Tensor:
     raise ValueError(f"storage is {storage!r}, expected int8, f16 or f32")
 
 
-def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+def integer_product(
+    q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """y = (Σ q·c)·(scale/s): an exact integer sum (`bitnet.integer_sum`), converted to fp32, and one fp32 factor.
 
     Of groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
-    q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns fp32 (M, N).
+    q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns (M, N), rounded to dtype.
     """
+    if scaled_sum.possible(q, codes, scale):
+        return scaled_sum.scaled_sum(q, codes, scale, s, dtype)
+    return _product_in_steps(q, codes, scale, s).to(dtype)
+
+
+def _product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     if scale.dim() == 1:
         return integer_sum(q, codes).mul_(scale / s)
     y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)
@@ -141,7 +150,7 @@ class _QuantizedLinear(torch.autograd.Function):
         device = x.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
-        outputs = (integer_product(q, codes, scale, s).to(_outputs(x)) for codes, scale in pairs)
+        outputs = (integer_product(q, codes, scale, s, _outputs(x)) for codes, scale in pairs)
         return tuple(y.unflatten(0, x.shape[:-1]) for y in outputs)
 
     @staticmethod

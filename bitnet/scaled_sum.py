@@ -1,0 +1,80 @@
+"""(Σ q·c)·(scale/s) of int8 numbers on a GPU in one kernel: torch's own int8 product writes its sums as int32, which
+others then read and scale, and of a layer's products that is most of what goes through memory.
+
+Triton, which this is written in, comes with torch for CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def possible(q: Tensor, codes: Tensor, scale: Tensor) -> bool:
+    """Whether this product is one for `scaled_sum`. Rows are read in pieces of 16 bytes."""
+    return HAS_TRITON and q.device.type == "cuda" and scale.dim() == 1 and q.shape[1] % 16 == 0 and len(q) > 16
+
+
+def scaled_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+    """An exact sum, converted to fp32, times scale/s in fp32, and rounded to dtype.
+
+    q: int8 (M, K), codes: int8 (N, K), scale: (1,) or (N,), s: (M, 1), both fp32. Returns (M, N).
+    """
+    y: Tensor = _scaled_sum(q.contiguous(), codes.contiguous(), scale, s.reshape(-1), dtype)
+    return y
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from torch.library import triton_op, wrap_triton
+
+    TILES = [
+        triton.Config({"BM": bm, "BN": bn, "BK": bk, "ROWS": 8}, num_warps=warps, num_stages=stages)
+        for bm, bn, bk, warps, stages in (
+            (128, 128, 128, 4, 3), (128, 128, 64, 4, 4), (128, 256, 128, 8, 3), (256, 128, 128, 8, 3),
+        )
+    ]  # fmt: skip
+    """Rows and columns of y that a block of threads makes, from so many of K at a time; the quickest is found by trying
+    all at the first product of a shape. ROWS of tiles are made together, so that what they share stays in the cache."""
+
+    @triton.autotune(TILES, key=["M", "N", "K"])
+    @triton.jit
+    def _tile(
+        q, codes, scale, s, y, M, N, K: tl.constexpr, BY_ROW: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+    ):  # fmt: skip
+        down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
+        index = tl.program_id(0)
+        first = index // (ROWS * across) * ROWS
+        rows = min(down - first, ROWS)
+        m = (first + index % (ROWS * across) % rows) * BM + tl.arange(0, BM)
+        n = index % (ROWS * across) // rows * BN + tl.arange(0, BN)
+        k = tl.arange(0, BK)
+        from_q = q + (m % M).to(tl.int64)[:, None] * K + k[None, :]  # what lies beyond the end is made, and not kept
+        from_codes = codes + (n % N).to(tl.int64)[None, :] * K + k[:, None]
+        sums = tl.zeros((BM, BN), dtype=tl.int32)
+        for start in range(0, K, BK):
+            a = tl.load(from_q + start, mask=k[None, :] < K - start, other=0)
+            b = tl.load(from_codes + start, mask=k[:, None] < K - start, other=0)
+            sums = tl.dot(a, b, sums, out_dtype=tl.int32)
+        per_token = tl.load(s + m, mask=m < M, other=1.0)[:, None]
+        if BY_ROW:
+            factor = tl.math.div_rn(tl.load(scale + n, mask=n < N, other=1.0)[None, :] + per_token * 0, per_token)
+        else:
+            factor = tl.math.div_rn(tl.load(scale) + per_token * 0, per_token)
+        to = y + m.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(to, (sums.to(tl.float32) * factor).to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+    @triton_op("bitnet::scaled_sum", mutates_args=())
+    def _scaled_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+        (m, k), n = q.shape, codes.shape[0]
+        y = torch.empty(m, n, dtype=dtype, device=q.device)
+        wrap_triton(_tile)[lambda tile: (triton.cdiv(m, tile["BM"]) * triton.cdiv(n, tile["BN"]),)](
+            q, codes, scale, s, y, m, n, k, BY_ROW=scale.numel() > 1
+        )
+        return y
