@@ -345,18 +345,21 @@ static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft
 }
 
 int main(void) {
+    int32_t enough = 0; /* each tier runs programs, and how many there are is the CPU's */
+    for (int32_t tier = 0; bn_isa_name(tier); tier++)
+        enough += 5;
     test_programs(0, 0, 0);
     test_programs(20, 2, 0);
-    CHECK_MSG(long_ones[2] > 20, "a repetition was right only %d times", long_ones[2]);
+    CHECK_MSG(long_ones[2] > enough, "a repetition was right only %d times", long_ones[2]);
     memset(long_ones, 0, sizeof long_ones);
     test_programs(0, 0, 1);
     test_programs(20, 2, 1);
     n_adapters = ADAPTERS;
     test_programs(20, 2, 1);
-    CHECK_MSG(refused > 20 && right > 200, "%d texts stayed out, %d guesses came true", refused,
-              right);
-    CHECK_MSG(full > 20, "the budget was exceeded only %d times", full);
-    CHECK_MSG(long_ones[1] > 20 && long_ones[2] > 20,
+    CHECK_MSG(refused > enough && right > 10 * enough, "%d texts stayed out, %d guesses came true",
+              refused, right);
+    CHECK_MSG(full > enough, "the budget was exceeded only %d times", full);
+    CHECK_MSG(long_ones[1] > enough && long_ones[2] > enough,
               "the draft was right only %d times, a repetition %d", long_ones[1], long_ones[2]);
     return 0;
 }
