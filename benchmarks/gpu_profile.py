@@ -15,7 +15,7 @@ QUIET, PROFILED = 5, 3  # steps in which waits are counted, and steps that are p
 
 GROUPS = (
     ("attention", "sdpa|flash|fmha|attention"),
-    ("products", "nvjet|gemm|cutlass|xmma|splitK|cublas"),
+    ("products", "scaled_sum|nvjet|gemm|cutlass|xmma|splitK|cublas"),
     ("loss of the head", "softmax|nll_loss|cross_entropy|scatter"),
     ("copies", "^Mem"),
     ("clipping, sums of gradients", "multi_tensor|lpnorm|foreach"),

@@ -103,9 +103,7 @@ def stored_rows(w: Tensor, storage: str) -> Tensor:
     raise ValueError(f"storage is {storage!r}, expected int8, f16 or f32")
 
 
-def integer_product(
-    q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """y = (Σ q·c)·(scale/s): an exact integer sum (`bitnet.integer_sum`), converted to fp32, and one fp32 factor.
 
     Of groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
@@ -113,10 +111,10 @@ def integer_product(
     """
     if scaled_sum.possible(q, codes, scale):
         return scaled_sum.scaled_sum(q, codes, scale, s, dtype)
-    return _product_in_steps(q, codes, scale, s).to(dtype)
+    return product_in_steps(q, codes, scale, s).to(dtype)
 
 
-def _product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+def product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     if scale.dim() == 1:
         return integer_sum(q, codes).mul_(scale / s)
     y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)

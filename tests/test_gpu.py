@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import bitnet_cli
+from bitnet import quant, scaled_sum
 from bitnet.config import ModelConfig
 from bitnet.model import compiler, transformer
 from bitnet.model.transformer import Transformer
@@ -62,6 +63,21 @@ def test_blocks_of_attention_have_the_gradients_of_a_mask(context: int, monkeypa
 
 
 @needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_product_in_one_kernel_is_that_in_steps(rows: bool, dtype: torch.dtype) -> None:
+    """Bit for bit, of sizes that no tile divides."""
+    torch.manual_seed(0)
+    q, codes = torch.randint(-127, 128, (333, 208), dtype=torch.int8), torch.randint(-1, 2, (300, 208)).to(torch.int8)
+    scale, s = torch.rand(300 if rows else 1) + 0.01, torch.rand(333, 1) * 100 + 0.01
+    q, codes, scale, s = q.cuda(), codes.cuda(), scale.cuda(), s.cuda()
+    assert scaled_sum.possible(q, codes, scale)
+    assert torch.equal(
+        quant.integer_product(q, codes, scale, s, dtype), quant.product_in_steps(q, codes, scale, s).to(dtype)
+    )
+
+
+@needs_gpu
 @pytest.mark.parametrize("kind", ["plain", "documents", "blocks"])
 def test_passes_that_are_replayed_are_the_passes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several of a step, λ that rises to 1 and falls back: losses and gradients, each on another batch."""
@@ -71,7 +87,9 @@ def test_passes_that_are_replayed_are_the_passes(kind: str, monkeypatch: pytest.
     documents, model = kind != "plain", Transformer(CONFIG).cuda()
     compiler.compile_layers(model)
     settings = Settings(device="cuda", compile=True, precision="fp32")
-    run: Any = argparse.Namespace(model=model, forward=model, settings=settings, distillation=None)
+    run: Any = argparse.Namespace(
+        model=model, forward=model, settings=settings, distillation=None, state={"phased": False}
+    )
 
     def made(batch: Any, counted: Any, amount: Any) -> dict[str, Tensor]:
         return passes.passes(run, batch, counted, amount, {"cross_entropy": 1.0})
@@ -161,14 +179,14 @@ def test_groups_of_kernels() -> None:
     spans = [
         ("nvjet_sm90_tst_64x32", 0.0, 10.0), ("triton_red_fused_rms_norm", 5.0, 20.0), step, ("nvjet_tst", 45.0, 50.0),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", 60.0, 80.0), ("multi_tensor_apply", 80.0, 81.0),
-        ("triton_per_fused__log_softmax", 90.0, 100.0),
+        ("triton_per_fused__log_softmax", 90.0, 100.0), ("_scaled_sum_tile", 88.0, 90.0),
     ]  # fmt: skip
     kernels = [span for span in spans if span is not step]
     assert [gpu_profile.group_of(span, [step]) for span in kernels] == [
         "products", "norms, quantizers, gates, residuals", "optimizer", "attention", "clipping, sums of gradients",
-        "loss of the head",
+        "loss of the head", "products",
     ]  # fmt: skip
-    assert gpu_profile.busy(kernels) == 20 + 5 + 21 + 10
+    assert gpu_profile.busy(kernels) == 20 + 5 + 21 + 12
     text = "\n".join(gpu_profile.table(spans))
-    assert "| GPU idle | 0.04 | 44.0% |" in text and "| in all | 0.10 |  |" in text
+    assert "| GPU idle | 0.04 | 42.0% |" in text and "| in all | 0.10 |  |" in text
     assert "| `nvjet_sm90_tst_64x32` | 1 | 0.01 |" in text
