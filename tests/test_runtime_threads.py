@@ -130,6 +130,13 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runtime_models.slow_model(tmp_path_factory.mktemp("slow"))
 
 
+def test_what_is_shown_of_a_session_that_another_thread_closes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = model.session(n_ctx=8)
+    position = type(session).position
+    monkeypatch.setattr(type(session), "position", property(lambda self: (position.fget(self), self.close())[0]))
+    assert repr(session) == "<Session closed>"
+
+
 def test_close_while_another_thread_generates(slow_model: Path) -> None:
     model = Model.load(slow_model, threads=1)
     raised: list[BaseException] = []

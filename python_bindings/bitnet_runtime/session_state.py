@@ -225,7 +225,10 @@ class SessionState(Closing, Unique):
         check_all((self,), status)
 
     def __repr__(self) -> str:
-        return "<Session closed>" if self._handle is None else f"<Session {self.position} of {self.n_ctx} tokens>"
+        try:
+            return f"<Session {self.position} of {self.n_ctx} tokens>"
+        except ClosedError:  # by another thread in between, too
+            return "<Session closed>"
 
 
 def check_all(sessions: Iterable[SessionState], status: int) -> None:
