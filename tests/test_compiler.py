@@ -84,6 +84,18 @@ def test_layers_are_one_graph_without_breaks() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_process_may_train_many_models() -> None:
+    """Layers of the third are compiled as those of the first were, where torch would have stopped at two graphs."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for dim in (32, 48, 64):
+            model = small(dim=dim, n_layers=1)
+            compiler.compile_layers(model, "aot_eager")
+            counters.clear()
+            gradients(model)
+            assert counters["stats"]["unique_graphs"] == 1, dim
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Callable[..., Any]:
         raise RuntimeError("no g++\nand more")
