@@ -33,7 +33,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/experts.md", "| nats a token |", ("experts",)),
     ("docs/images.md", "| | right caption of a picture |", ("image_gap",)),
     ("docs/gpu.md", "| model | | tokens/s |", ("gpu",)),
-    ("docs/scaling.md", "| parameters | tokens | full precision |", ("scaling",)),
+    ("docs/scaling.md", "| parameters | tokens | full precision |", ("scaling", "scaling-10m")),
     ("docs/precision.md", "| | parameters | MB | best rate |", ("qat_gap-1m", "qat_gap-3m")),
     ("docs/own-code.md", "| | bits per byte |", ("own_code",)),
     ("docs/precision.md", "| change | nats per token |", ("recipe",)),
@@ -45,6 +45,7 @@ OF_THEIR_OWN = {"50,000", "128", "224", "256"}
 
 
 def numbers(text: str) -> list[str]:
+    text = re.sub(r"((?:\d\.?){3,}) million", lambda amount: f"{float(amount[1]) * 1e6:,.0f}", text)
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", text)
 
 
