@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear/linear.h"
+#include "linear/lookup.h"
 #include "mixture.h"
 #include "model.h"
 #include "network.h"
@@ -91,7 +92,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     /* rows that go through a linear together; of the head, as many at a time */
     const size_t rows =
         (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
-    w->in.lookup_rows = bn_min(rows, m->kernels.products.lookup_most);
+    w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
     w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
                        BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));

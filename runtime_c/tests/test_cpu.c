@@ -30,8 +30,7 @@ static int is_listed(const char *isa) {
 static void check_complete(const bn_kernels *table) {
     bn_kernels full = *table;
     uintptr_t members[sizeof full / sizeof(void *)];
-    full.products.lookup_tokens = full.products.lookup_rows = 1;
-    full.products.lookup_most = full.products.lookup_cols = 1;
+    full.products.lookup_tokens = full.products.lookup_rows = full.products.lookup_cols = 1;
     for (int32_t type = 0; type < BN_KV_TYPES; type++)
         if (!full.attention[type].weigh)
             full.attention[type].weigh = table->attention[BN_KV_INT8].weigh;

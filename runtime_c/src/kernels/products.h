@@ -149,7 +149,6 @@ typedef struct bn_product_kernels {
 
     size_t lookup_tokens; /* most tokens of ternary_lookup; 0: there is none */
     size_t lookup_rows;   /* with fewer, ternary_scaled is as fast; SIZE_MAX: it always is */
-    size_t lookup_most;   /* of a call: their sums, 192 bytes a row, stay in the second cache */
     size_t lookup_cols;   /* likewise of columns: they pay for what is done once an output */
 } bn_product_kernels;
 

@@ -253,7 +253,6 @@ static void trit_matmul(const bn_matmul *m) {
 int bn_kernels_avx2(bn_kernels *table) {
     set_products(table);
     set_float_kernels(table);
-    table->products.lookup_most = 1280; /* of 2560 they do not stay: 119 GMAC/s for 172, Zen 3 */
     table->products.sketch_matmul = sketch_matmul;
     table->bytes.crc32 = crc32;
     return 1;

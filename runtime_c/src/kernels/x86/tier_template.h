@@ -54,7 +54,6 @@ static void set_products(bn_kernels *table) {
     table->products.ternary_lookup = ternary_lookup;
     table->products.lookup_tokens = LOOKUP_TOKENS;
     table->products.lookup_rows = 640; /* with fewer, making tables costs more than they save */
-    table->products.lookup_most = 3840;
     table->products.lookup_cols = 0;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;
