@@ -45,7 +45,7 @@ OF_THEIR_OWN = {"50,000", "128", "224", "256"}
 
 
 def numbers(text: str) -> list[str]:
-    text = re.sub(r"((?:\d\.?){3,}) million", lambda amount: f"{float(amount[1]) * 1e6:,.0f}", text)
+    text = re.sub(r"(?<![\d,.])((?:\d\.?){3,}) million", lambda amount: f"{float(amount[1]) * 1e6:,.0f}", text)
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", text)
 
 

@@ -15,8 +15,9 @@ from bitnet.model.attention import takes_blocks
 from bitnet.model.transformer import Transformer
 
 GRAPHS = 256
-"""Of one function, in a process. torch stops at 8, after which it runs layers as they are written and only warns. A
-model takes up to four, and more when its layers differ: a third training in a notebook would lose its speed."""
+"""Of one function, in a process: what torch allows all functions together. By itself it stops at 8, after which it runs
+layers as they are written and only warns. A model takes up to four, and more when its layers differ: a third training
+in a notebook would lose its speed."""
 
 
 class CompilerError(ValueError):
@@ -42,9 +43,7 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
             f"--compile, but torch cannot compile here ({reason}); it needs a C++ compiler, g++ or the one that CXX "
             "names, and Python's headers, on a GPU Triton too; or leave --compile out"
         ) from None
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for layer in (layer for stack in model.stacks for layer in stack.layers):
         layer.compile(backend=backend, dynamic=False)
     for stack in model.stacks:
