@@ -165,6 +165,25 @@ def test_the_same_bits_in_any_company(serving: Serving, model: Model) -> None:
 # ---- images ----
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bool) -> None:
+    """A random model writes halves of characters, and special tokens that a text does not show."""
+    asked = {"model": "small-0-256", "prompt": "\u00e9 abc", "max_tokens": 60, "temperature": 1.5, "logprobs": 0}
+    asked |= {"logit_bias": {"257": 8, "226": 8, "65": 8}}
+    for seed in range(10):
+        asked |= {"seed": seed, "echo": echo, "stream": stream}
+        answers = events(serving, "/v1/completions", asked) if stream else [post(serving, "/v1/completions", asked)[1]]
+        choices = [answer["choices"][0] for answer in answers]
+        text = "".join(choice["text"] for choice in choices)
+        scores = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        names, offsets = ([value for part in scores for value in part[key]] for key in ("tokens", "text_offset"))
+        assert len(names) >= 60 and "\ufffd" in text and any(name.startswith("<|") for name in names)
+        shown = [(name, at) for name, at in zip(names, offsets, strict=True) if not name.startswith(("bytes:", "<|"))]
+        assert all(text.startswith(name, at) for name, at in shown)
+        assert offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
 @pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])
 def test_pictures_in_a_chat(tmp_path: Path, config: ModelConfig) -> None:
     """What is asked about a picture gets the bits of `Model.chat`, in company; and texts get theirs."""

@@ -178,6 +178,38 @@ def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypa
         assert staying.result and staying.result.tokens == alone.tokens
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_ctrl_c_ends_what_is_computed(model: Model, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """Python hears of it as the library returns: sessions have tokens then of which their streams do not know."""
+    prompts, options = ([1, 2], [3, 4], [5, 6]), {"max_tokens": 30, **DRAWN}
+    alone = [model.generate(prompt, **options).tokens for prompt in prompts]
+    passes = 0
+
+    def interrupted(entries: Sequence[Entry]) -> None:
+        nonlocal passes
+        step_batch(entries)
+        passes += 1
+        if passes == 9:
+            for entry in entries:
+                entry.chosen = []
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", interrupted)
+    session = model.session() if own else None
+    with model.batch(most=2) as batch:
+        first, second = batch.add(prompts[0], session=session, **options), batch.add(prompts[1], **options)
+        waiting = batch.add(prompts[2], **options)
+        with pytest.raises(KeyboardInterrupt):
+            list(batch)
+        assert [step.stream for step in batch if step.done] == [first, second, waiting]
+        for stream, tokens in zip((first, second), alone, strict=False):
+            assert stream.result and stream.result.finish_reason == "cancelled"
+            assert 0 < len(stream.result.tokens) < 30 and stream.result.tokens == tokens[: len(stream.result.tokens)]
+        assert waiting.result and waiting.result.tokens == alone[2]
+    if session:
+        assert model.generate(prompts[0], session=session, **options).tokens == alone[0]
+
+
 def test_an_error_says_of_which_prompt_it_is(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ContextLengthError, match=r"^prompt 1: \d+ tokens exceed"):
         model.generate([[1], [1] * (model.n_ctx + 1)], max_tokens=1)

@@ -108,7 +108,7 @@ class Batch(Closing):
 
     Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
     what it would be alone. One thread iterates. An error of a text is raised, and ends that one, which is `failed`
-    then: the next iteration goes on with the others.
+    then: the next iteration goes on with the others. Ctrl-C ends all that are being computed, as it does a stream.
     """
 
     def __init__(self, make: Callable[..., Stream], most: int = IN_FLIGHT) -> None:
@@ -136,6 +136,16 @@ class Batch(Closing):
         return len(self._waiting) + len(self._active)
 
     def __next__(self) -> Step:
+        try:
+            return self._next()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: sessions may hold tokens of a pass of which their streams do not know
+            for stream in self._active:
+                stream.close()
+            raise
+
+    def _next(self) -> Step:
         while not self._steps:
             self._join()
             if not self._active and not self._steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +84,20 @@ def _shown(model: Model, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else model.detokenize(prompt, skip_special=False)
 
 
+class _Place:
+    """How far an answer's text has come, token by token."""
+
+    def __init__(self, model: Model, prompt: Sequence[int], start: int) -> None:
+        self._detokenizer, self._offset = model._detokenizer(prompt), start
+
+    def pass_by(self, token: int, name: str) -> int:
+        """Where the text of this one begins: behind what it shows to be half a character, if its own is whole."""
+        text = self._detokenizer.push(token) if self._detokenizer else ""
+        before = len(text) - len(name) if text.endswith(name) else 0
+        self._offset += len(text)
+        return self._offset - len(text) + before
+
+
 @dataclass
 class Completion(Shape):
     """The words of it. usage: at the end of a stream; None: not a stream. echoes: what comes before each answer."""
@@ -92,18 +107,17 @@ class Completion(Shape):
     echoes: Sequence[str] = ()
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+    _places: dict[int, _Place] = field(default_factory=dict)  # of choices
 
     def start(self, choice: Choice) -> Iterable[Any]:
         if self.echoes:
             yield self._chunk(choice, self.echoes[choice.index], self._logprobs(choice, (), True))
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        offset = len(self._echo(choice)) + len(choice.text) - len(text)
-        yield self._chunk(choice, text, self._logprobs(choice, scored, False, offset))
+        yield self._chunk(choice, text, self._logprobs(choice, scored, False))
 
     def end(self, choice: Choice) -> Iterable[Any]:
-        offset = len(self._echo(choice)) + len(choice.text)
-        logprobs = self._logprobs(choice, choice.held, False, offset) if choice.held else None
+        logprobs = self._logprobs(choice, choice.held, False) if choice.held else None
         yield self._chunk(choice, "", logprobs, choice.ended().finish_reason)
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
@@ -145,32 +159,34 @@ class Completion(Shape):
             one |= receipt_of(choice)
         return chunk
 
-    def _logprobs(
-        self, choice: Choice, scored: Sequence[Scored], prompt: bool, offset: int = 0
-    ) -> dict[str, Any] | None:
-        """Of tokens whose first begins at `offset`, an end token too: programs that score texts count on as many as
-        were asked for. prompt: with those of the prompt before, of which the first has none."""
+    def _logprobs(self, choice: Choice, scored: Sequence[Scored], prompt: bool) -> dict[str, Any] | None:
+        """Of tokens that follow those of the last call, an end token too: programs that score texts count on as many
+        as were asked for. prompt: with those of the prompt before, of which the first has none."""
         if choice.ask.top is None:
             return None
-        every: list[Scored | None] = [None, *choice.prompt_scored] if prompt else []
-        first = choice.ask.prompt[0]
-        every += scored
-        tokens, offsets, tops = list[str](), list[int](), list[dict[str, float] | None]()
-        read = codecs.getincrementaldecoder("utf-8")("ignore").decode
+        given = [None, *choice.prompt_scored] if prompt else []
+        every: list[Scored | None] = [*given, *scored]
+        named = [self.served.token(choice.ask.prompt[0] if each is None else each.token) for each in every]
+        offsets = self._of_prompt(choice, [data for _, data in named[: len(given)]])
+        if choice.index not in self._places:
+            self._places[choice.index] = _Place(self.served.model, choice.ask.prompt, len(self._echo(choice)))
+        offsets += [self._places[choice.index].pass_by(each.token, self.served.token(each.token)[0]) for each in scored]
         limit = len(self._echo(choice)) + len(choice.text)
-        for each in every:
-            name, data = self.served.token(first if each is None else each.token)
-            tokens.append(name)
-            offsets.append(min(offset, limit))
-            tops.append(None if each is None else self._top(each))
-            if each is not None or first != self.served.model.bos_token:  # which a text does not show
-                offset += len(read(data))
+        tokens, offsets = [name for name, _ in named], [min(offset, limit) for offset in offsets]
+        tops = [None if each is None else self._top(each) for each in every]
         return {
             "tokens": tokens,
             "token_logprobs": [None if each is None else each.logprob for each in every],
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+    def _of_prompt(self, choice: Choice, said: Sequence[bytes]) -> list[int]:
+        """Where in its text each token begins. A start token is not in it."""
+        hidden = choice.ask.prompt[0] == self.served.model.bos_token
+        read = codecs.getincrementaldecoder("utf-8")("replace").decode
+        lengths = [0 if hidden and place == 0 else len(read(data)) for place, data in enumerate(said)]
+        return list(itertools.accumulate(lengths, initial=0))[: len(said)]
 
     def _top(self, scored: Scored) -> dict[str, float]:
         """The likeliest tokens, and that which came: it may not be one of them."""
