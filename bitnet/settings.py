@@ -12,6 +12,7 @@ from typing import Any, Self
 from bitnet.settings_rules import CHOICES as CHOICES
 from bitnet.settings_rules import CONVERSION as CONVERSION
 from bitnet.settings_rules import SOURCES as SOURCES
+from bitnet.settings_rules import TEXT as TEXT
 from bitnet.settings_rules import check
 from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
@@ -39,7 +40,8 @@ class Settings:
     data: list[str] = option(
         [],
         "text: files, globs, folders (of which .txt .md .rst .py .jsonl .parquet are read, and .gz and .zst of them), "
-        "hf:NAME:SPLIT, or what bitnet tokenize made; none: Python's standard library; of a model with vision: .jsonl, "
+        "hf:NAME:SPLIT, or what bitnet tokenize made; none: what the source learned from, or Python's standard "
+        "library; of a model with vision: .jsonl, "
         ".csv or folders of images and texts",
     )
     column: str = option("text", "where the text of a line, or of a row of a table, stands")

@@ -10,6 +10,9 @@ from bitnet.config import TERNARY_LINEARS
 SOURCES = ("data", "mixture", "chat", "preference")
 """Options that say what a run learns from, one kind of data each."""
 
+TEXT = (*SOURCES, "column", "validation", "documents", "fim")
+"""These, and how it is read."""
+
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
     "contrastive_loss": ("sigmoid", "softmax"),

@@ -25,10 +25,13 @@ class Once(argparse.Action):
         setattr(args, self.dest, value)
 
 
-def at_least(low: int) -> Callable[[str], int]:
+def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
+    """high: the most that it may be."""
+    expected = f"of at least {low}" if high is None else f"from {low} to {high}"
+
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r}, expected an integer of at least {low}")
+        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
+            raise argparse.ArgumentTypeError(f"{text!r}, expected an integer {expected}")
         return int(text)
 
     return parse

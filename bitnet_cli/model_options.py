@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bitnet_cli.arguments import at_least
 from bitnet_cli.notes import fitting
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.formats import KINDS
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import say
@@ -34,7 +34,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """How a model is loaded."""
     group = parser.add_argument_group("engine")
-    group.add_argument("-t", "--threads", type=at_least(1), metavar="N", help="threads (default: physical cores)")
+    group.add_argument("-t", "--threads", type=at_least(1, 256), metavar="N", help="threads (default: physical cores)")
     group.add_argument(
         "-c",
         "--ctx",
@@ -42,10 +42,20 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of context (default: the model's, as far as memory allows)",
     )
-    group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
+    group.add_argument(
+        "--isa", type=_tier, metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)"
+    )
     group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
+
+
+def _tier(name: str) -> str:
+    from bitnet_runtime.machine import available_isas
+
+    if name not in (tiers := available_isas()):
+        raise argparse.ArgumentTypeError(f"{shown(name)}, expected one of {', '.join(tiers)}")
+    return name
 
 
 def add_adapter(parser: argparse.ArgumentParser, help: str = "an adapter of the model (docs/adapters.md)") -> None:

@@ -106,6 +106,18 @@ def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -
     assert Checkpoint.open(tmp_path / "other").config.draft is None
 
 
+def test_a_draft_learns_from_the_text_of_the_run(plain: Path, text: Path, tmp_path: Path) -> None:
+    few = ("--steps", 1, "--threads", 1)
+    assert run("finetune", plain, "--draft-only", "--out", tmp_path / "same", *few) == 0
+    made, source = (Checkpoint.open(folder).state for folder in (tmp_path / "same", plain))
+    assert made["settings"]["data"] == source["settings"]["data"] == [str(text)] and made["data"] == source["data"]
+    (tmp_path / "other.txt").write_text(text.read_text()[::-1])
+    other = ("--data", tmp_path / "other.txt", "--out", tmp_path / "other")
+    assert run("finetune", plain, "--draft-only", *other, *few) == 0
+    made = Checkpoint.open(tmp_path / "other").state
+    assert made["settings"]["data"] == [str(tmp_path / "other.txt")] and made["data"] != source["data"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

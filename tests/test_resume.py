@@ -130,6 +130,14 @@ def test_options_that_a_run_cannot_follow(
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"} == before
 
 
+def test_other_text_is_refused_however_short(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("the cat")
+    assert bitnet("train", "--resume", "--out", finished, "--data", tmp_path / "short.txt") == 1
+    assert "was trained on other text" in capsys.readouterr().err
+
+
 def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> Settings:
     (tmp_path / "c.toml").write_text(file)
     return resolve.resolve(resolve.Given(config=str(tmp_path / "c.toml"), options=flags), **more)[0]
@@ -240,7 +248,7 @@ def test_what_a_run_is_called_reaches_no_terminal_unescaped(
     argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", run]
     assert bitnet(*argv) == 0
     printed = capsys.readouterr()
-    assert "\x1b" not in printed.err and f"{shown}: reading the text" in printed.err
+    assert "\x1b" not in printed.err and f"{shown}: reading " in printed.err
     assert printed.out.startswith(f"{run}/step-000001: validation")  # to a pipe as it is
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     (run / "step-000001" / "manifest.json").write_text("")

@@ -116,7 +116,7 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             1,
             "cannot listen on 203.0.113.7:8080: Cannot assign requested address; --host",
         ),
-        ([model, "--port", "99999"], 1, "cannot listen on 127.0.0.1:99999: bind(): port must be 0-65535"),
+        ([model, "--port", "99999"], 2, "--port: '99999', expected an integer from 0 to 65535"),
         ([model, "--cors-origin", "my.example"], 2, "'my.example', expected scheme and host, such as https://"),
         ([model, "--port", "0", "--unix", "x"], 2, "--unix: not allowed with argument --port"),
         ([model, "--allow-host", "http://my.example"], 2, "'http://my.example', expected a name or an address alone"),

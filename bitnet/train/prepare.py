@@ -38,7 +38,7 @@ from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
-from bitnet.train.texts import read_data
+from bitnet.train.texts import check_text, read_data
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
 """Scale and bias of similarities before the first step: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
@@ -74,10 +74,7 @@ def prepare(
     words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
     if settings.self_written and start and newest is None:
         batches = own_text.added(settings, config, words, start, batches)
-    if newest and before["data"] != batches.tokens.digest:
-        raise TrainingError(
-            f"{newest.folder} was trained on other text, or with another --validation; start another run with --out"
-        )
+    check_text(folder, before, batches.tokens.digest)
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)

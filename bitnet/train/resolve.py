@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
-from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
 from bitnet.train import adapters, thinker
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def resolve(
         for name in ("preset", "tokenizer"):
             if name in train:
                 raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
+        if any(train.get(name) for name in SOURCES):
+            base = ({name: value for name, value in base[0].items() if name not in TEXT}, base[1])
         if train.get("lora"):
             settings = _checked(Settings.from_dict(_over(base[0], train)))
             return settings, adapters.added(base[1], overrides, settings)

@@ -17,6 +17,7 @@ from torch import Tensor
 from bitnet.config import ModelConfig
 from bitnet.model.layers import RMSNorm
 from bitnet.model.transformer import Transformer
+from bitnet.settings import TEXT
 from bitnet.source_settings import of_source
 from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 
@@ -40,6 +41,7 @@ class Start:
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
+    text: dict[str, Any] = field(default_factory=dict)  # what it learned from, as settings; empty: nobody knows
 
     def defaults(
         self, draft_only: bool = False, lora: bool = False, preference: bool = False
@@ -49,7 +51,8 @@ class Start:
         draft_only, lora, preference: of a run that learns a draft alone, or adapters, or preferences.
         """
         assert self.words
-        return of_source(self.config, draft_only, lora, preference)
+        settings, config = of_source(self.config, draft_only, lora, preference)
+        return self.text | settings, config
 
     @property
     def words(self) -> Tokenizer:
@@ -96,7 +99,15 @@ def read_checkpoint(path: str | Path) -> Start:
         tokenizer=checkpoint.words,
         template=checkpoint.template,
         generation=checkpoint.generation,
+        text=_text_of(checkpoint.state_if_any.get("settings")),
     )
+
+
+def _text_of(settings: Any) -> dict[str, Any]:
+    """What of the settings of a run says from what it learned; nothing where its text was another's, or no text."""
+    if not isinstance(settings, dict) or settings.get("objective") != "next" or settings.get("preference"):
+        return {}
+    return {name: settings[name] for name in TEXT if name in settings}
 
 
 def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,7 @@ def _texts(asked: Asked) -> Learnt:
     words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
     learnt = sides[0]  # the other processes map the files
+    check_text(settings.run_folder, before, learnt.digest)
     batches = objectives.batches(settings, config, words, learnt, context, generation)
     for name, side in mixtures.parts_of(sides[1]).items():
         if not side.windows(context):  # said before the first step, not after
@@ -116,6 +117,14 @@ def _texts(asked: Asked) -> Learnt:
                 "raise --validation, or lower --context"
             )
     return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
+
+
+def check_text(run: Path, before: Mapping[str, Any], digest: str) -> None:
+    """Raises DataError: a run that goes on has learnt from something else."""
+    if before and before["data"] != digest:
+        raise corpus.DataError(
+            f"{run} was trained on other text, or with another --validation; start another run with --out"
+        )
 
 
 Sides = tuple[dataset.Tokens, dataset.Tokens] | tuple[pairs.Pairs, pairs.Pairs]
@@ -144,7 +153,7 @@ def read_text(
             say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
         return words, _in_pairs(contrastive, words, generation, False, train, held_out)
     texts, given = _source(settings.data, settings.column, contrastive)
-    say(f"{folder}: reading the text and making token ids of it")
+    say(f"{folder}: reading {_shown(settings.data)} and making token ids of it")
     split = corpus.split(texts, settings.validation, say)
     _note(texts, say)
     sides: tuple[Iterable[str], Iterable[str]] = pairs.separate(*split) if given else split
@@ -233,6 +242,12 @@ def _source(data: Sequence[str], column: str, contrastive: bool) -> tuple[corpus
     """The texts that sources name, and whether they are joined pairs."""
     files = pairs.files_of(data) if contrastive else []
     return (pairs.Joined(files), True) if files else (corpus.Documents(data, column), False)
+
+
+def _shown(data: Sequence[str]) -> str:
+    """For people."""
+    more = f" and {len(data) - 2} more" if len(data) > 3 else ""
+    return ", ".join(data[:2] if more else data) + more or "Python's standard library (no --data)"
 
 
 def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:

@@ -30,7 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--port", type=at_least(0), default=8080, metavar="N", help="0: any (default: %(default)s)")
+    place.add_argument(
+        "--port", type=at_least(0, 65535), default=8080, metavar="N", help="0: any (default: %(default)s)"
+    )
     place.add_argument(
         "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which its owner alone may use"
     )
