@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,23 +72,28 @@ def save(run: Path, *parts: Any) -> Path:
 
 def write(run: Path, snapshot: Snapshot) -> Path:
     """Write `run/step-<step>` in one atomic move; returns it. Of a sharded model all processes of a run call it."""
-    final = run / name_of(snapshot.step)
-    work = run / f".{final.name}.partial"
+    tensors = {WEIGHTS: snapshot.weights, OPTIMIZER: snapshot.moments}
+    return put(run / name_of(snapshot.step), tensors, snapshot.texts)
+
+
+def put(final: Path, tensors: Mapping[str, dict[str, Tensor]], texts: Mapping[str, str]) -> Path:
+    """Write files of tensors and of text, by their names, as a checkpoint; returns it."""
+    work = final.with_name(f".{final.name}.partial")
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
     try:
-        _write_tensors(snapshot.weights, work / WEIGHTS)
-        _write_tensors(snapshot.moments, work / OPTIMIZER)
+        for name, each in tensors.items():
+            _write_tensors(each, work / name)
         if not parallel.is_first():
             return final
-        for name, text in snapshot.texts.items():
+        for name, text in texts.items():
             (work / name).write_text(text, encoding="utf-8")
         manifest.write(work)
         for file in work.iterdir():
             flush(file)
         flush(work)
-        _put(work, final)
+        _move(work, final)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -100,7 +105,7 @@ def name_of(step: int | None) -> str:
     return f"step-{step:06d}" if step is not None else ""
 
 
-def _put(work: Path, final: Path) -> None:
+def _move(work: Path, final: Path) -> None:
     """Rename a checkpoint that is on disk. One of the same step is gone only when the new one has its name."""
     before = final.with_name(f".{final.name}{REPLACED}")
     if final.exists():

@@ -1,0 +1,114 @@
+"""`bitnet` from Python: whole runs, and loops of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitnet as package
+from bitnet import ModelConfig, Transformer, fit, load, save
+from bitnet.data import tokenizer
+from bitnet_export import export_checkpoint
+from bitnet_runtime import Model
+from docs_text import blocks
+from training import MODEL, TINY, bitnet, bits, losses
+
+OPTIONS = {"threads": 1, "batch": 4, "eval_every": 10, "save_every": 10, "layers_every": 5}
+SIZES = {name: int(value) for name, value in (option.split("=") for option in (*MODEL, "max_context=32"))}
+CONFIG = ModelConfig(
+    vocab_size=257, dim=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, max_context=32,
+)  # fmt: skip
+WORDS = tokenizer.build("byte", [], 257)
+
+
+def test_a_run_is_that_of_the_command_line(sentences: str, tmp_path: Path) -> None:
+    assert bitnet("train", "--data", sentences, "--out", tmp_path / "typed", *TINY) == 0
+    half = fit(data=Path(sentences), out=tmp_path / "called", steps=10, model=SIZES, schedule="constant", **OPTIONS)
+    assert half.checkpoint == tmp_path / "called/step-000010" and half.validation is not None
+    outcome = fit(data=[sentences], out=str(tmp_path / "whole"), steps=20, model=SIZES, **OPTIONS)
+    assert outcome.signal == 0 and outcome.reached["step"] == 20
+    assert bits(tmp_path / "whole/step-000020") == bits(tmp_path / "typed/step-000020")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "typed")
+    more = fit(out=tmp_path / "called", resume=True, steps=12)
+    assert more.reached["step"] == 12
+    tuned = fit(source=tmp_path / "whole", out=tmp_path / "tuned", steps=1, threads=1, batch=2)
+    assert tuned.checkpoint == tmp_path / "tuned/step-000001"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stpes": 3}, "unknown training option 'stpes', did you mean 'steps'"),
+        ({"steps": "3"}, "steps is '3', expected int"),
+        ({"model": {"dmi": 3}}, "dmi"),
+        ({"model": {"dim": 63, "head_dim": 31}}, "rope_dim is 31"),
+        ({"resume": True}, "nothing to resume"),
+        ({"branch": "none", "resume": True}, "give one of them"),
+    ],
+)
+def test_what_a_run_cannot_follow(options: dict[str, object], said: str, sentences: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        fit(data=sentences, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, folder = Transformer(CONFIG), tmp_path / "some runs" / "own"
+    assert save(model, WORDS, folder) == folder
+    assert {file.name for file in folder.iterdir()} == {
+        "model.safetensors", "config.json", "tokenizer.json", "manifest.json",
+    }  # fmt: skip
+    other, words = load(folder)
+    tokens = torch.arange(30)[None] % 257
+    assert torch.equal(other(tokens), model.eval()(tokens)) and words.to_str() == WORDS.to_str()
+    export_checkpoint(folder, tmp_path / "own.bitnet", tokens=100)
+    with Model.load(tmp_path / "own.bitnet", threads=1) as packed:
+        assert packed.generate("abc", max_tokens=4, temperature=0).tokens
+    save(Transformer(CONFIG), WORDS, folder)
+    assert not torch.equal(load(folder)[0](tokens), model(tokens))
+    assert [path.name for path in folder.parent.iterdir()] == ["own"]  # nothing is left of writing
+    assert bitnet("finetune", folder, "--out", tmp_path / "tuned", "--data", __file__, "--steps", 1, "--batch", 2) == 0
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    model = Transformer(CONFIG)
+    with pytest.raises(ValueError, match="is there and no checkpoint; name a new folder"):
+        save(model, WORDS, tmp_path / "mine")
+    with pytest.raises(ValueError, match="the tokenizer has 257 tokens, the model 200"):
+        save(Transformer(CONFIG.replace(vocab_size=200)), WORDS, tmp_path / "new")
+    with torch.no_grad():
+        model.layers[1].q.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"layers\.1\.q\.weight holds NaN or infinity, not saved"):
+        save(model, WORDS, tmp_path / "new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "letter.txt"]
+
+
+def test_names() -> None:
+    assert {"fit", "load", "save", "Transformer", "BitLinear"} <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'Trainer', expected one of BitLinear, ModelConfig"):
+        _ = package.Trainer
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitnet.bitlinear", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'bitnet-edge\[train\]'"):
+        _ = package.BitLinear
+
+
+def test_the_page(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/train-python.md from top to bottom, its first run made smaller."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_text").symlink_to(sentences)
+    page = (Path(__file__).parent.parent / "docs/train-python.md").read_text(encoding="utf-8")
+    ran = [block.text for block in blocks(page) if block.language == "python"]
+    assert "steps=200" in ran[0]
+    ran[0] = ran[0].replace("steps=200", "steps=2, batch=2, threads=1")
+    for text in ran:
+        exec(compile(text, "docs/train-python.md", "exec"), {})
+    assert len(ran) == 4 and (tmp_path / "own.bitnet").is_file()
