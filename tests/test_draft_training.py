@@ -106,9 +106,12 @@ def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -
     assert Checkpoint.open(tmp_path / "other").config.draft is None
 
 
-def test_a_draft_learns_from_the_text_of_the_run(plain: Path, text: Path, tmp_path: Path) -> None:
+def test_a_draft_learns_from_the_text_of_the_run(
+    plain: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = ("--steps", 1, "--threads", 1)
     assert run("finetune", plain, "--draft-only", "--out", tmp_path / "same", *few) == 0
+    assert "same: no --data, so it learns from the text that the source learned from" in capsys.readouterr().err
     made, source = (Checkpoint.open(folder).state for folder in (tmp_path / "same", plain))
     assert made["settings"]["data"] == source["settings"]["data"] == [str(text)] and made["data"] == source["data"]
     (tmp_path / "other.txt").write_text(text.read_text()[::-1])

@@ -18,7 +18,7 @@ from typing import Any
 
 from bitnet import process
 from bitnet.model import parallel
-from bitnet.settings import flag_of
+from bitnet.settings import SOURCES, flag_of
 from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
@@ -72,6 +72,8 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
+    if start and any(map(start.text.get, SOURCES)) and not any(asks(given, name) for name in SOURCES):
+        say(f"{folder}: no --data, so it learns from the text that the source learned from")
     with _claimed(folder) as claim:
         _check_unused(folder)
         teacher = read(settings.teacher) if settings.teacher else start
