@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +21,15 @@ ECHO = 0.5  # seconds
 
 class Interruption:
     """While entered, the first Ctrl-C or SIGTERM is only noted, in `signal`; a second Ctrl-C acts at once, unless it is
-    an echo of the first, as programs make that hand on what the terminal has sent anyway."""
+    an echo of the first, as programs make that hand on what the terminal has sent anyway. In another thread than the
+    main one nothing is noted: Python hears signals there alone."""
 
     def __init__(self) -> None:
         self.signal = 0
 
     def __enter__(self) -> Self:
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        self._before = {s: signal.signal(s, self._note) for s in signals}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_a_run_is_that_of_the_command_line(sentences: str, tmp_path: Path) -> No
     assert more.reached["step"] == 12
     tuned = fit(source=tmp_path / "whole", out=tmp_path / "tuned", steps=1, threads=1, batch=2)
     assert tuned.checkpoint == tmp_path / "tuned/step-000001"
+
+
+def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(fit, data=sentences, out=tmp_path / "run", steps=2, model=SIZES, threads=1, batch=4)
+    assert run.result().reached["step"] == 2
 
 
 @pytest.mark.parametrize(
