@@ -17,6 +17,8 @@ from bitnet_runtime import Model
 from docs_text import blocks
 from training import MODEL, TINY, bitnet, bits, losses
 
+torch.set_num_threads(1)
+
 OPTIONS = {"threads": 1, "batch": 4, "eval_every": 10, "save_every": 10, "layers_every": 5}
 SIZES = {name: int(value) for name, value in (option.split("=") for option in (*MODEL, "max_context=32"))}
 CONFIG = ModelConfig(
