@@ -60,7 +60,7 @@ def test_a_checkpoint_is_of_its_step(
 def test_a_failure_comes_at_the_next_step(
     sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, write, put, failed = tmp_path / "run", saving.write, saving._put, threading.Event()
+    run, write, put, failed = tmp_path / "run", saving.write, saving._move, threading.Event()
 
     def full(work: Path, final: Path) -> None:
         if final.name == "step-000004":
@@ -81,7 +81,7 @@ def test_a_failure_comes_at_the_next_step(
             assert failed.wait(60)
         return update(run)
 
-    monkeypatch.setattr(saving, "_put", full)
+    monkeypatch.setattr(saving, "_move", full)
     monkeypatch.setattr(saving, "write", told)
     monkeypatch.setattr(loop, "update", step)
     assert bitnet("train", *TINY, "--save-every", "2", "--data", sentences, "--out", run) == 1
