@@ -32,10 +32,13 @@ def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False)
     least = NO_TOKEN if vectors else 0
     if not _is_sequence(value):
         raise InvalidParameterError(f"{param} is {shown(value)}, expected token ids, as in [1, 2, 3]", param)
-    try:
-        ids = list(map(operator.index, value.tolist() if hasattr(value, "tolist") else value))
-    except TypeError as error:
-        raise InvalidParameterError(f"{param}: {error}, expected token ids, as in [1, 2, 3]", param) from None
+    ids = []
+    for each in value.tolist() if hasattr(value, "tolist") else value:
+        try:
+            ids.append(operator.index(each))
+        except TypeError:
+            message = f"{param} has {shown(each)}, expected token ids, as in [1, 2, 3]"
+            raise InvalidParameterError(message, param) from None
     if ids and (min(ids) < least or max(ids) >= vocab_size):
         wrong = next(token for token in ids if not least <= token < vocab_size)
         raise InvalidParameterError(
