@@ -83,12 +83,13 @@ def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
     assert bitnet("finetune", folder, "--out", tmp_path / "tuned", "--data", __file__, "--steps", 1, "--batch", 2) == 0
 
 
-def test_what_cannot_be_saved(tmp_path: Path) -> None:
+def test_what_cannot_be_saved(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     model = Transformer(CONFIG)
-    with pytest.raises(ValueError, match="is there and no checkpoint; name a new folder"):
-        save(model, WORDS, tmp_path / "mine")
+    for held in (tmp_path / "mine", finished, finished / "step-000020", tmp_path / "mine/letter.txt"):
+        with pytest.raises(ValueError, match="holds something else than `save` writes; name a new folder"):
+            save(model, WORDS, held)
     with pytest.raises(ValueError, match="the tokenizer has 257 tokens, the model 200"):
         save(Transformer(CONFIG.replace(vocab_size=200)), WORDS, tmp_path / "new")
     with torch.no_grad():

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import saving, source_model, start
+from bitnet.train import manifest, saving, source_model, start
 from bitnet.train.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint
 from bitnet.train.loop import Outcome
 from bitnet.train.resolve import Given
@@ -73,8 +73,8 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: Path_) -> Path:
     something else.
     """
     final = Path(os.path.abspath(folder))
-    if final.exists() and not (final.is_dir() and ((final / WEIGHTS).is_file() or not any(final.iterdir()))):
-        raise ValueError(f"{folder} is there and no checkpoint; name a new folder, or a checkpoint to replace")
+    if final.exists() and not _replaceable(final):
+        raise ValueError(f"{folder} holds something else than `save` writes; name a new folder")
     check_vocabulary(tokenizer, model.config, str(folder))
     weights = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
     if broken := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
@@ -83,3 +83,9 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: Path_) -> Path:
     texts = {CONFIG: model.config.to_json() + "\n", TOKENIZER: tokenizer.to_str()}
     saving.put(final, {WEIGHTS: weights}, texts)
     return Path(folder)
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether all that is there is of an earlier `save`: a checkpoint of a run has more, to go on from."""
+    ours = {WEIGHTS, CONFIG, TOKENIZER, manifest.NAME}
+    return folder.is_dir() and {file.name for file in folder.iterdir()} <= ours
