@@ -21,7 +21,8 @@ class FloatLinear(nn.Linear):
 class BitLinear(nn.Linear):
     """`nn.Linear` with float master weights that computes with their ternary codes (`bitnet.quant`).
 
-    x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype.
+    x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype. Raises ValueError:
+    x has another width.
     `amount` is that of `bitnet.quant`: below 1 only while a float model is being converted.
     """
 
@@ -37,7 +38,9 @@ class BitLinear(nn.Linear):
         self.adapter_out = nn.Parameter(torch.zeros(rank, out_features)) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return project(x, self)[0]
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {list(x.shape)}, expected (..., {self.in_features})")
+        return project(x, self)[0] if x.dim() > 1 else project(x[None], self)[0][0]
 
 
 def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import bitnet as package
-from bitnet import ModelConfig, Transformer, fit, load, save
+from bitnet import BitLinear, ModelConfig, Transformer, fit, load, save
 from bitnet.data import tokenizer
+from bitnet.train import saving
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
 from docs_text import blocks
@@ -81,6 +83,26 @@ def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
     assert not torch.equal(load(folder)[0](tokens), model(tokens))
     assert [path.name for path in folder.parent.iterdir()] == ["own"]  # nothing is left of writing
     assert bitnet("finetune", folder, "--out", tmp_path / "tuned", "--data", __file__, "--steps", 1, "--batch", 2) == 0
+
+
+def test_what_a_model_answers_with_goes_along(tmp_path: Path) -> None:
+    model, said = Transformer(CONFIG), {"eos_token_ids": [7], "temperature": 0.5}
+    optimizer, state = torch.optim.AdamW(model.parameters()), {"step": 0, "tokens": 0}
+    chatting = saving.save(tmp_path / "run", model, WORDS.to_str(), optimizer, state, "{{ messages }}", said)
+    save(model, WORDS, tmp_path / "own", like=chatting)
+    found = Checkpoint.open(tmp_path / "own")
+    assert (found.template, found.generation) == ("{{ messages }}", said)
+    save(model, WORDS, tmp_path / "own")
+    found = Checkpoint.open(tmp_path / "own")
+    assert (found.template, found.generation) == (None, {})
+
+
+def test_a_layer_alone() -> None:
+    layer, x = BitLinear(16, 8), torch.randn(3, 16)
+    assert layer(x).shape == (3, 8) and torch.equal(layer(x[1]), layer(x)[1])
+    for wrong in (torch.randn(3, 15), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"x has shape \[.*\], expected \(\.\.\., 16\)"):
+            layer(wrong)
 
 
 def test_what_cannot_be_saved(finished: Path, tmp_path: Path) -> None:

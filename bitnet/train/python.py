@@ -14,7 +14,7 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import manifest, saving, source_model, start
-from bitnet.train.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint
+from bitnet.train.checkpoint import CONFIG, GENERATION, TEMPLATE, TOKENIZER, WEIGHTS, Checkpoint
 from bitnet.train.loop import Outcome
 from bitnet.train.resolve import Given
 
@@ -65,27 +65,30 @@ def load(checkpoint: Path_) -> tuple[Transformer, Tokenizer]:
     return found.model, found.words
 
 
-def save(model: Transformer, tokenizer: Tokenizer, folder: Path_) -> Path:
+def save(model: Transformer, tokenizer: Tokenizer, folder: Path_, like: Path_ | None = None) -> Path:
     """Write a checkpoint that `bitnet export`, `eval` and `finetune` take. One that is there is replaced once the new
     one is whole on disk.
 
+    like: a checkpoint, or a run, whose chat template, start and end tokens and sampling defaults the new one gets.
     Raises ValueError: the tokenizer has more tokens than the model, a weight is NaN or infinite, or the folder holds
     something else.
     """
     final = Path(os.path.abspath(folder))
     if final.exists() and not _replaceable(final):
         raise ValueError(f"{folder} holds something else than `save` writes; name a new folder")
+    source = Checkpoint.open(like) if like is not None else None
     check_vocabulary(tokenizer, model.config, str(folder))
     weights = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
     if broken := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise ValueError(f"{broken[0]} holds NaN or infinity, not saved")
     final.parent.mkdir(parents=True, exist_ok=True)
     texts = {CONFIG: model.config.to_json() + "\n", TOKENIZER: tokenizer.to_str()}
+    texts |= saving.answering(source.template, source.generation) if source else {}
     saving.put(final, {WEIGHTS: weights}, texts)
     return Path(folder)
 
 
 def _replaceable(folder: Path) -> bool:
     """Whether all that is there is of an earlier `save`: a checkpoint of a run has more, to go on from."""
-    ours = {WEIGHTS, CONFIG, TOKENIZER, manifest.NAME}
+    ours = {WEIGHTS, CONFIG, TOKENIZER, TEMPLATE, GENERATION, manifest.NAME}
     return folder.is_dir() and {file.name for file in folder.iterdir()} <= ours

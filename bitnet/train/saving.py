@@ -48,8 +48,7 @@ class Snapshot(NamedTuple):
             TOKENIZER: tokenizer_json,
             STATE: json.dumps(state, indent=2) + "\n",
         }
-        texts |= {TEMPLATE: template} if template is not None else {}
-        texts |= {GENERATION: json.dumps(generation, indent=2) + "\n"} if generation else {}
+        texts |= answering(template, generation)
         return cls(state["step"], model.state_dict(), _moments(optimizer, model), texts)
 
     def may_be_copied(self) -> bool:
@@ -63,6 +62,12 @@ class Snapshot(NamedTuple):
         sides = (self.weights, self.moments)
         weights, moments = ({name: t.detach().to("cpu", copy=True) for name, t in side.items()} for side in sides)
         return self._replace(weights=weights, moments=moments)
+
+
+def answering(template: str | None, generation: Mapping[str, Any] | None) -> dict[str, str]:
+    """The files, by name, of how a model answers; none of what is not known."""
+    texts = {TEMPLATE: template} if template is not None else {}
+    return texts | ({GENERATION: json.dumps(generation, indent=2) + "\n"} if generation else {})
 
 
 def save(run: Path, *parts: Any) -> Path:
