@@ -18,15 +18,15 @@ from bitnet.train.checkpoint import CONFIG, GENERATION, TEMPLATE, TOKENIZER, WEI
 from bitnet.train.loop import Outcome
 from bitnet.train.resolve import Given
 
-Path_ = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 
 
 def fit(
     *,
     model: Mapping[str, Any] | None = None,
-    config: Path_ | None = None,
+    config: AnyPath | None = None,
     resume: bool = False,
-    branch: Path_ = "",
+    branch: AnyPath = "",
     read: start.Read = source_model.read_checkpoint,
     **options: Any,
 ) -> Outcome:
@@ -56,7 +56,7 @@ def _plain(name: str, value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def load(checkpoint: Path_) -> tuple[Transformer, Tokenizer]:
+def load(checkpoint: AnyPath) -> tuple[Transformer, Tokenizer]:
     """Model, in evaluation mode and fp32, and tokenizer of a checkpoint, or of the newest one of a run folder.
 
     Raises ValueError (CheckpointError): it is missing or damaged.
@@ -65,7 +65,7 @@ def load(checkpoint: Path_) -> tuple[Transformer, Tokenizer]:
     return found.model, found.words
 
 
-def save(model: Transformer, tokenizer: Tokenizer, folder: Path_, like: Path_ | None = None) -> Path:
+def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPath | None = None) -> Path:
     """Write a checkpoint that `bitnet export`, `eval` and `finetune` take. One that is there is replaced once the new
     one is whole on disk.
 
