@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bitnet.train.python import load as load
     from bitnet.train.python import save as save
 
-NAMES = ("BitLinear", "ModelConfig", "PRESETS", "Transformer", "fit", "load", "save")
+__all__ = ["PRESETS", "BitLinear", "ModelConfig", "Transformer", "fit", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,10 +28,10 @@ def __getattr__(name: str) -> Any:
             import bitnet.presets as home
         elif name == "Transformer":
             import bitnet.model.transformer as home
-        elif name in NAMES:
+        elif name in __all__:
             import bitnet.train.python as home
         else:
-            raise AttributeError(f"module 'bitnet' has no attribute {name!r}, expected one of {', '.join(NAMES)}")
+            raise AttributeError(f"module 'bitnet' has no attribute {name!r}, expected one of {', '.join(__all__)}")
     except ModuleNotFoundError as error:
         said = f"{error}; training needs: pip install 'bitnet-edge[train]'"
         raise ModuleNotFoundError(said, name=error.name) from None
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *NAMES]
+    return [*globals(), *__all__]

@@ -67,6 +67,9 @@ def check(settings: Any) -> None:
             raise ValueError(
                 f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, tokens"
             )
+    for name in ("data", "chat", "preference"):
+        if "" in getattr(settings, name):
+            raise ValueError(f"{name} has an empty name, expected a file, a folder or a glob")
     given = [flag_of(name) for name in SOURCES if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")

@@ -121,6 +121,15 @@ def test_a_draft_learns_from_the_text_of_the_run(
     assert made["settings"]["data"] == [str(tmp_path / "other.txt")] and made["data"] != source["data"]
 
 
+def test_the_text_of_a_source_may_be_gone(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = tmp_path / "gone.txt"
+    gone.write_text(text.read_text())
+    assert run("train", "--data", gone, "--out", tmp_path / "source", *TINY) == 0
+    gone.unlink()
+    assert run("finetune", tmp_path / "source", "--draft-only", "--steps", 1, "--out", tmp_path / "drafted") == 1
+    assert f"matches '{gone}' (the text of the source; --data names another)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

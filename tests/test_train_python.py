@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import bitnet as package
 from bitnet import BitLinear, ModelConfig, Transformer, fit, load, save
 from bitnet.data import tokenizer
-from bitnet.train import saving
+from bitnet.train import loop, saving
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
@@ -56,13 +59,16 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"steps": "3"}, "steps is '3', expected int"),
         ({"model": {"dmi": 3}}, "dmi"),
         ({"model": {"dim": 63, "head_dim": 31}}, "rope_dim is 31"),
+        ({"model": ["dim=3"]}, "expected a dictionary of options"),
+        ({"data": ""}, "data has an empty name"),
+        ({"tasks": "arc_easy"}, "tasks are asked by `bitnet train`"),
         ({"resume": True}, "nothing to resume"),
         ({"branch": "none", "resume": True}, "give one of them"),
     ],
 )
 def test_what_a_run_cannot_follow(options: dict[str, object], said: str, sentences: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        fit(data=sentences, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+        fit(**{"data": sentences, "out": tmp_path / "run"} | options)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 
@@ -105,12 +111,16 @@ def test_a_layer_alone() -> None:
             layer(wrong)
 
 
-def test_what_cannot_be_saved(finished: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_saved(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     model = Transformer(CONFIG)
-    for held in (tmp_path / "mine", finished, finished / "step-000020", tmp_path / "mine/letter.txt"):
-        with pytest.raises(ValueError, match="holds something else than `save` writes; name a new folder"):
+    (tmp_path / "published").mkdir()
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        (tmp_path / "published" / name).write_text("theirs")
+    places = [tmp_path / name for name in ("mine", "published", "mine/letter.txt")]
+    for held in (*places, finished, finished / "step-000020"):
+        with pytest.raises(ValueError, match="which `save` has not written; name a new folder"):
             save(model, WORDS, held)
     with pytest.raises(ValueError, match="the tokenizer has 257 tokens, the model 200"):
         save(Transformer(CONFIG.replace(vocab_size=200)), WORDS, tmp_path / "new")
@@ -118,7 +128,79 @@ def test_what_cannot_be_saved(finished: Path, tmp_path: Path) -> None:
         model.layers[1].q.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"layers\.1\.q\.weight holds NaN or infinity, not saved"):
         save(model, WORDS, tmp_path / "new")
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "letter.txt"]
+    other = Transformer(CONFIG)
+    other.probe = torch.nn.Linear(3, 3)
+    with pytest.raises(ValueError, match=r"probe\.bias is \[3\] in the model and missing in one of its configuration"):
+        save(other, WORDS, tmp_path / "new")
+    with torch.no_grad():
+        other = Transformer(CONFIG).double()
+        other.layers[0].k.weight[0, 0] = 1e300
+    with pytest.raises(ValueError, match=r"layers\.0\.k\.weight holds NaN or infinity"):
+        save(other, WORDS, tmp_path / "new")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ValueError, match="is the folder you are in"):
+        save(Transformer(CONFIG), WORDS, ".")
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "published", "here"}
+    assert {path.read_text() for path in (tmp_path / "published").iterdir()} == {"theirs"}
+
+
+def test_a_compiled_model_behind_a_link_is_saved_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "disk")
+    model = Transformer(CONFIG)
+    words = Tokenizer.from_str(WORDS.to_str())
+    words.enable_truncation(8)
+    for _ in range(2):
+        save(torch.compile(model, backend="eager"), words, tmp_path / "latest")  # type: ignore[arg-type]
+        assert (tmp_path / "latest").is_symlink()
+    found, read = load(tmp_path / "disk")
+    assert found.state_dict().keys() == model.state_dict().keys() and read.truncation is None
+    assert {path.name for path in tmp_path.iterdir()} == {"disk", "latest"}
+
+
+def test_a_save_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two names that it changes."""
+    first, second = Transformer(CONFIG), Transformer(CONFIG)
+    save(first, WORDS, tmp_path / "own")
+    (tmp_path / "own").rename(tmp_path / ".own.replaced")
+    assert torch.equal(
+        load(tmp_path / "own")[0].state_dict()["embedding.weight"], first.state_dict()["embedding.weight"]
+    )
+    (tmp_path / "own").rename(tmp_path / ".own.replaced")
+    save(second, WORDS, tmp_path / "own")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_what_was_saved_is_evaluated(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(Transformer(CONFIG), WORDS, tmp_path / "own")
+    assert bitnet("eval", tmp_path / "own", "--data", sentences, "--tokens", 100) == 0
+    assert bitnet("eval", tmp_path / "own") == 1
+    assert "does not know what it was trained on; give it text with --data" in capsys.readouterr().err
+
+
+def test_a_run_leaves_the_generators_as_they_were(sentences: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    fit(data=sentences, out=tmp_path / "run", steps=np.int64(1), lr=np.float64(0.01), model=SIZES, threads=1, batch=4)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_run_that_is_stopped_says_where_it_is(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = loop.update
+
+    def interrupted(run: loop.Run) -> object:
+        if run.state["step"] == 2:
+            signal.raise_signal(signal.SIGINT)
+        return update(run)
+
+    monkeypatch.setattr(loop, "update", interrupted)
+    outcome = fit(data=sentences, out=tmp_path / "run", steps=9, model=SIZES, threads=1, batch=4)
+    assert (outcome.signal, outcome.checkpoint) == (signal.SIGINT, tmp_path / "run/step-000003")
+    assert outcome.reached["step"] == 3
 
 
 def test_names() -> None:

@@ -50,7 +50,7 @@ class Outcome:
     """How a run ended, as far as this process is to say it."""
 
     signal: int = 0  # that stopped it, after saving; 0: its budget is spent
-    checkpoint: Path | None = None  # the last one, when the budget is spent; of several processes the first knows it
+    checkpoint: Path | None = None  # the last one; of several processes the first knows it
     reached: dict[str, Any] = dataclasses.field(default_factory=dict)  # step, tokens, seconds
     validation: objectives.Result | None = None
 
@@ -78,7 +78,7 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         run.saver = None
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
-            return Outcome(stopped_by)
+            return Outcome(stopped_by, checkpoint.all_of(run.folder)[-1], run.now())
         try:
             result = run.evaluate(log, last=True)
         except KeyboardInterrupt:

@@ -74,7 +74,8 @@ def prepare(
     words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
     if settings.self_written and start and newest is None:
         batches = own_text.added(settings, config, words, start, batches)
-    check_text(folder, before, batches.tokens.digest)
+    if newest:
+        check_text(newest.folder, before, batches.tokens.digest)
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)

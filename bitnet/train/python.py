@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from bitnet.config import ModelConfig
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -19,6 +23,9 @@ from bitnet.train.loop import Outcome
 from bitnet.train.resolve import Given
 
 AnyPath = str | os.PathLike[str]
+
+_ONE = threading.RLock()
+"""Runs of one process share torch's generators, so they are made one after the other."""
 
 
 def fit(
@@ -38,12 +45,19 @@ def fit(
     read: opens what `source`, `teacher` and `vision` name; `bitnet_export.convert.masters.read_start` those of Hugging
     Face, too.
 
-    Ctrl-C saves and ends it, with `Outcome.signal`. Raises ValueError (TrainingError is one): an option, the data.
+    Ctrl-C saves and ends it, with `Outcome.signal`; while text is read, and in the last evaluation, it raises
+    KeyboardInterrupt. Raises ValueError (TrainingError is one): an option, the data. OSError: a file.
     """
+    if options.get("tasks"):
+        raise ValueError("tasks are asked by `bitnet train` and `bitnet finetune`, not by fit; leave them out")
+    if not isinstance(model or {}, Mapping):
+        raise ValueError(f"model is {model!r}, expected a dictionary of options, such as {{'dim': 256}}")
     given = {name: _plain(name, value) for name, value in options.items()}
-    sizes = [f"{name}={json.dumps(value)}" for name, value in (model or {}).items()]
+    sizes = [f"{name}={json.dumps(_of_numpy(value))}" for name, value in (model or {}).items() if value is not None]
     words = Given(options=given, config=os.fspath(config) if config else None, model=sizes)
-    return start.train(words, read, resume, os.fspath(branch))
+    devices = range(torch.cuda.device_count())
+    with _ONE, torch.random.fork_rng(devices):  # a run seeds the generators of the process
+        return start.train(words, read, resume, os.fspath(branch or ""))
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -53,7 +67,12 @@ def _plain(name: str, value: Any) -> Any:
         value = [value]
     if several and isinstance(value, list | tuple):
         return [os.fspath(each) if isinstance(each, os.PathLike) else each for each in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return os.fspath(value) if isinstance(value, os.PathLike) else _of_numpy(value)
+
+
+def _of_numpy(value: Any) -> Any:
+    """A number as Python has it."""
+    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 1) else value
 
 
 def load(checkpoint: AnyPath) -> tuple[Transformer, Tokenizer]:
@@ -61,6 +80,7 @@ def load(checkpoint: AnyPath) -> tuple[Transformer, Tokenizer]:
 
     Raises ValueError (CheckpointError): it is missing or damaged.
     """
+    saving.put_back(Path(os.path.realpath(checkpoint)))
     found = Checkpoint.open(checkpoint)
     return found.model, found.words
 
@@ -70,25 +90,51 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     one is whole on disk.
 
     like: a checkpoint, or a run, whose chat template, start and end tokens and sampling defaults the new one gets.
-    Raises ValueError: the tokenizer has more tokens than the model, a weight is NaN or infinite, or the folder holds
-    something else.
+    Raises ValueError: model and tokenizer do not belong together, a weight is NaN or infinite, or the folder holds
+    something that `save` has not written.
     """
-    final = Path(os.path.abspath(folder))
-    if final.exists() and not _replaceable(final):
-        raise ValueError(f"{folder} holds something else than `save` writes; name a new folder")
+    final = Path(os.path.realpath(folder))
+    saving.put_back(final)
+    if final.exists() and (other := _of_others(final)):
+        raise ValueError(f"{folder} holds {other}, which `save` has not written; name a new folder")
+    if final == Path.cwd():
+        raise ValueError(f"{folder} is the folder you are in, which `save` would replace; name one in it")
     source = Checkpoint.open(like) if like is not None else None
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_vocabulary(tokenizer, model.config, str(folder))
-    weights = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
-    if broken := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
-        raise ValueError(f"{broken[0]} holds NaN or infinity, not saved")
+    weights = {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in model.state_dict().items()}
+    _check_weights(weights, model.config)
     final.parent.mkdir(parents=True, exist_ok=True)
-    texts = {CONFIG: model.config.to_json() + "\n", TOKENIZER: tokenizer.to_str()}
+    texts = {CONFIG: model.config.to_json() + "\n", TOKENIZER: _whole(tokenizer).to_str()}
     texts |= saving.answering(source.template, source.generation) if source else {}
     saving.put(final, {WEIGHTS: weights}, texts)
     return Path(folder)
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether all that is there is of an earlier `save`: a checkpoint of a run has more, to go on from."""
+def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Raises ValueError: they could not be read again."""
+    with torch.device("meta"):
+        expected = Transformer(config).state_dict()
+    for name in sorted(weights.keys() | expected.keys()):
+        found, wanted = (list(each[name].shape) if name in each else "missing" for each in (weights, expected))
+        if found != wanted:
+            raise ValueError(f"{name} is {found} in the model and {wanted} in one of its configuration, not saved")
+        if not weights[name].isfinite().all():
+            raise ValueError(f"{name} holds NaN or infinity, not saved")
+
+
+def _whole(tokenizer: Tokenizer) -> Tokenizer:
+    """One that neither cuts texts nor fills them up."""
+    words = Tokenizer.from_str(tokenizer.to_str())
+    words.no_truncation()
+    words.no_padding()
+    return words
+
+
+def _of_others(path: Path) -> str:
+    """What is there and not of an earlier `save`: a checkpoint of a run has more, to go on from. "": nothing."""
+    if not path.is_dir():
+        return "no folder"
+    found = {file.name for file in path.iterdir()}
     ours = {WEIGHTS, CONFIG, TOKENIZER, TEMPLATE, GENERATION, manifest.NAME}
-    return folder.is_dir() and {file.name for file in folder.iterdir()} <= ours
+    return min(found - ours if {WEIGHTS, manifest.NAME} <= found else found, default="")

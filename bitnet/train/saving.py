@@ -126,6 +126,13 @@ def _move(work: Path, final: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
+def put_back(final: Path) -> None:
+    """A checkpoint that a process was replacing when it was killed."""
+    before = final.with_name(f".{final.name}{REPLACED}")
+    if before.exists() and not final.exists():
+        before.rename(final)
+
+
 def recover(run: Path) -> None:
     """Put back what a process was replacing when it was killed, and remove what it left of writing or removing."""
     for before in run.glob(f".step-*{REPLACED}"):

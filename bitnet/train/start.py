@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet import process
+from bitnet.data.corpus import DataError
 from bitnet.model import parallel
 from bitnet.settings import SOURCES, flag_of
 from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
@@ -72,12 +73,18 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
-    if start and any(map(start.text.get, SOURCES)) and not any(asks(given, name) for name in SOURCES):
+    inherits = start and any(map(start.text.get, SOURCES)) and not any(asks(given, name) for name in SOURCES)
+    if inherits:
         say(f"{folder}: no --data, so it learns from the text that the source learned from")
     with _claimed(folder) as claim:
         _check_unused(folder)
         teacher = read(settings.teacher) if settings.teacher else start
-        run = prepare(settings, config, None, start, teacher, tower)
+        try:
+            run = prepare(settings, config, None, start, teacher, tower)
+        except (DataError, FileNotFoundError) as error:
+            if not inherits:
+                raise
+            raise TrainingError(f"{error} (the text of the source; --data names another)") from error
         try:
             return loop.carry_out(run, ask)
         finally:

@@ -30,6 +30,7 @@ class Asked(NamedTuple):
     generation: dict[str, Any]
     context: int
     choose: Callable[[Iterable[str]], Tokenizer]
+    newest: Path  # the checkpoint that it goes on from, if it does
 
 
 def read_data(
@@ -57,7 +58,7 @@ def read_data(
         return words
 
     context = settings.context or config.max_context
-    asked = Asked(settings, config, before, template, generation, context, choose)
+    asked = Asked(settings, config, before, template, generation, context, choose, newest.folder if newest else Path())
     if settings.preference:
         words = parallel.from_first(lambda: choose([]))
         words.encode_special_tokens = True  # which does not go from one process to another
@@ -92,7 +93,7 @@ def _talks(asked: Asked) -> Learnt:
 
 
 def _images(asked: Asked, vision: ModelConfig) -> Learnt:
-    settings, config, before, template, generation, context, choose = asked
+    settings, config, before, template, generation, context, choose, _ = asked
     words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
     words.encode_special_tokens = True
     train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
@@ -103,12 +104,12 @@ def _images(asked: Asked, vision: ModelConfig) -> Learnt:
 
 
 def _texts(asked: Asked) -> Learnt:
-    settings, config, before, template, generation, context, choose = asked
+    settings, config, before, template, generation, context, choose, newest = asked
     read = mixtures.read if settings.mixture else read_text
     words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
     learnt = sides[0]  # the other processes map the files
-    check_text(settings.run_folder, before, learnt.digest)
+    check_text(newest, before, learnt.digest)
     batches = objectives.batches(settings, config, words, learnt, context, generation)
     for name, side in mixtures.parts_of(sides[1]).items():
         if not side.windows(context):  # said before the first step, not after
@@ -119,11 +120,11 @@ def _texts(asked: Asked) -> Learnt:
     return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
 
 
-def check_text(run: Path, before: Mapping[str, Any], digest: str) -> None:
+def check_text(newest: Path, before: Mapping[str, Any], digest: str) -> None:
     """Raises DataError: a run that goes on has learnt from something else."""
     if before and before["data"] != digest:
         raise corpus.DataError(
-            f"{run} was trained on other text, or with another --validation; start another run with --out"
+            f"{newest} was trained on other text, or with another --validation; start another run with --out"
         )
 
 
@@ -176,7 +177,7 @@ def of_checkpoint(
     """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids.
 
     column: of `data`; without that of the run."""
-    words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
+    words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_if_any
     files = conversations.among(data or [])
     if config.vision and (files or (settings.chat and not data)):
         shown = sights.talks_of_checkpoint(settings, config.vision, checkpoint.generation, files, scratch)

@@ -197,9 +197,11 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     from bitnet.settings import Settings
     from bitnet.train import objectives, texts
 
-    folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_of_run
+    folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
+    if not state and not args.data:
+        raise ValueError(f"{folder} does not know what it was trained on; give it text with --data")
     check_vocabulary(checkpoint.words, model.config, str(folder))
-    settings = Settings.from_dict(state["settings"])
+    settings = Settings.from_dict(checkpoint.state_of_run["settings"]) if state else Settings()
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
         text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")

@@ -183,7 +183,8 @@ class Completion(Shape):
 
     def _of_prompt(self, choice: Choice, said: Sequence[bytes]) -> list[int]:
         """Where in its text each token begins. A start token is not in it."""
-        hidden = choice.ask.prompt[0] == self.served.model.bos_token
+        first = choice.ask.prompt[0]
+        hidden = first == self.served.model.bos_token and not self._echo(choice).startswith(self.served.token(first)[0])
         read = codecs.getincrementaldecoder("utf-8")("replace").decode
         lengths = [0 if hidden and place == 0 else len(read(data)) for place, data in enumerate(said)]
         return list(itertools.accumulate(lengths, initial=0))[: len(said)]
