@@ -205,7 +205,7 @@ def test_a_run_that_is_stopped_says_where_it_is(
 
 def test_names() -> None:
     assert {"fit", "load", "save", "Transformer", "BitLinear"} <= set(dir(package))
-    with pytest.raises(AttributeError, match="no attribute 'Trainer', expected one of BitLinear, ModelConfig"):
+    with pytest.raises(AttributeError, match="no attribute 'Trainer', expected one of PRESETS, BitLinear"):
         _ = package.Trainer
 
 
