@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.kept import Kept, at_the_end, from_note, to_note
+from bitnet_cli.kept import Kept, alone, at_the_end, from_note, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
@@ -86,10 +86,11 @@ class Conversation:
         return int(self._refused)
 
     def _save_session(self, keep: Kept) -> None:
-        place = keep.place()
-        if place != keep.path:
-            say(f"another chat has written {escape(str(keep.path))} meanwhile; this one is in {escape(str(place))}")
-        self._session.save(place, to_note(self._opening, self._turns, self._unseen))
+        with alone(keep.path.parent):
+            place = keep.place()
+            if place != keep.path:
+                say(f"another chat has written {escape(str(keep.path))} meanwhile; this one is in {escape(str(place))}")
+            self._session.save(place, to_note(self._opening, self._turns, self._unseen))
 
     # ---- what is typed ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ def from_note(note: bytes) -> tuple[list[Message], list[Message], int]:
     try:
         kept = json.loads(note)
         opening, turns, unseen = kept["opening"], kept["turns"], kept["unseen"]
+        if not isinstance(opening, list) or not isinstance(turns, list):
+            raise ValueError("its turns are no list")
         messages = [*opening, *turns]
         expected = ["system"] * len(opening) + ["user", "assistant"] * (len(turns) // 2)
         if [message["role"] for message in messages] != expected or len(opening) > 1:
@@ -77,6 +80,19 @@ def _ignore(signals: Iterable[signal.Signals]) -> None:
 
 
 # ---- where ----
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other chat writes to the folder: several end at once when a terminal is closed."""
+    with contextlib.ExitStack() as after:
+        with contextlib.suppress(OSError, ImportError):  # no folder, which writing will say; no locks, as on Windows
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            after.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 class Kept:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bitnet_cli.kept import ENDS, at_the_end
-from bitnet_runtime import Model
+from bitnet_cli.kept import ENDS, Kept, alone, at_the_end
+from bitnet_runtime import Model, saved
 from command import Terminal
 from talks import ANSWER, piped, prompts, size, talking_models
 
@@ -49,6 +53,36 @@ def test_of_two_conversations_in_one_file_none_is_lost(models: Path, tmp_path: P
     assert "[2 turns so far]" in piped(models / "chat", "again", args=("--session", file)).stderr
     other = tmp_path / "talk-2.session"
     assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", other)).stderr
+
+
+def test_chats_that_end_together_keep_all(tmp_path: Path) -> None:
+    keeps = [Kept(tmp_path / "talk.session") for _ in range(4)]
+    together = threading.Barrier(len(keeps))
+
+    def end(keep: Kept) -> Path:
+        together.wait()
+        with alone(tmp_path):
+            place = keep.place()
+            time.sleep(0.02)  # to write takes time
+            place.write_text("said")
+        return place
+
+    with ThreadPoolExecutor(len(keeps)) as pool:
+        assert len(set(pool.map(end, keeps))) == len(keeps)
+
+
+def test_what_cannot_be_written_is_said_first(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", refused)
+        with pytest.raises(OSError, match="Read-only file system") as caught:
+            saved.writable(tmp_path / "talk")
+    assert caught.value.filename == str(tmp_path / "talk")
+    name = "日" * 83 + ".s"  # 251 bytes
+    assert piped(models / "chat", "hello", args=("--session", tmp_path / name)).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
@@ -107,6 +141,7 @@ def test_files_that_are_no_conversations(models: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk"
     turn = {"role": "user", "content": "a"}
     notes: list[Any] = [None, [], {}, {"opening": [], "turns": [turn], "unseen": 0}]
+    notes += [{"opening": {}, "turns": {}, "unseen": 0}]
     notes += [
         {"opening": [], "turns": [turn, {"role": "assistant", "content": content}], "unseen": 0}
         for content in (1, [1], [{}])

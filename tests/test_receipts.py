@@ -201,6 +201,11 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     nowhere = bitnet("generate", path, "-p", "Once", "--receipt", tmp_path / "no" / "receipt.json")
     assert (nowhere.returncode, nowhere.stdout) == (1, "") and "create it first" in nowhere.stderr
+    (tmp_path / "notes.txt").write_text("mine")
+    others = bitnet("generate", path, "-p", "Once", "--receipt", tmp_path / "notes.txt")
+    assert (others.returncode, others.stdout) == (1, "") and "is there and no receipt" in others.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    done = bitnet("generate", path, "-p", "Once", "-n", "12", "--receipt", file, "--quiet")  # in place of the first
     again = bitnet("verify-receipt", path, "--isa", "scalar", file)
     assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
     assert "all 12 tokens are those of this model" in again.stderr

@@ -173,3 +173,33 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
         asked = {"messages": MESSAGES, "max_tokens": 5} | wrong
         status, answer = post(serving, "/v1/messages", asked, **{"x-api-key": "key"})
         assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [({}, "Good day, €!"), ({"stop_sequences": ["day"]}, "Good "), ({"stop": ["day"]}, "Good "),
+     ({"until": ["day"]}, "Good "), ({"stop_sequences": None}, "Good day, €!")],
+)  # fmt: skip
+def test_stop_texts_by_every_name(serving: Serving, asked: dict[str, Any], text: str) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 50} | asked
+    status, answer = post(serving, "/v1/messages", body, **{"x-api-key": "key"})
+    assert (status, answer["content"][0]["text"]) == (200, text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "stop": [], "stop_sequences": ["a"]}, "stop"),
+        ("/v1/responses", {"input": "go", "max_tokens": 5, "max_output_tokens": 5}, "max_tokens"),
+        ("/v1/responses", {"input": "go", "\ud800": 5}, "\\ud800"),
+        (
+            "/v1/completions",
+            {"prompt": "go", "stream": True, "stream_options": {"\ud800": 5}},
+            "stream_options.\\ud800",
+        ),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+def test_fields_that_are_refused(serving: Serving, path: str, body: dict[str, Any], param: str) -> None:
+    status, answer = post(serving, path, body, **{"x-api-key": "key"})
+    assert (status, answer["error"]["param"]) == (400, param)

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what to measure; none: the validation text of the run",
     )
     text.add_argument("--column", metavar="NAME", help="of lines and rows, with the text; none: as trained, or text")
-    text.add_argument("--tokens", type=int, default=0, metavar="N", help="at most this many; 0: all [0]")
+    text.add_argument("--tokens", type=int, default=0, metavar="N", help="at most this many, or one window; 0: all [0]")
     text.add_argument("--context", type=int, default=0, metavar="N", help="tokens of a window; 0: as trained [0]")
     text.add_argument(
         "--stride",

@@ -44,6 +44,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
 
+def _for_receipt(file: Path) -> None:
+    """Raises OSError or ValueError: nothing can be written there, or what is there is no earlier receipt."""
+    writable(file)
+    if file.is_file():
+        with open(file, "rb") as there:
+            begin = there.read(64)
+        if begin.strip() and b'"bitnet_receipt"' not in begin:
+            raise ValueError(f"{file} is there and no receipt; name another file with --receipt")
+
+
 def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if path is None:
@@ -54,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.image and args.prompt is None:
         prompt = prompt.removesuffix("\n")  # it ends the line of a file; behind a question the model has its own
     if args.receipt:
-        writable(args.receipt)
+        _for_receipt(args.receipt)
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:

@@ -35,6 +35,18 @@ def writable(path: Path) -> None:
         raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
     if path.exists() and not path.is_file():  # the new file would take its place
         raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+    try:
+        with open(trial := _beside(path), "xb"):
+            pass
+        trial.unlink()
+    except OSError as error:  # no permission, or a file system that cannot be written
+        error.filename = str(path)
+        raise
+
+
+def _beside(path: Path) -> Path:
+    """A new name, however long that of the file is."""
+    return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def replace(path: Path, data: Any) -> None:
@@ -43,7 +55,7 @@ def replace(path: Path, data: Any) -> None:
     An OSError speaks of `path`, not of the temporary name.
     """
     writable(path)
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+    temporary = _beside(path)
     try:
         with open(temporary, "xb") as file:
             file.write(data)

@@ -236,6 +236,8 @@ def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
     fields.check_known(asked, ("model", "tokens"), samples=False)
+    if "tokens" not in asked:
+        raise refuse("tokens is missing, expected token ids", "tokens", "missing_required_parameter")
     tokens: list[Any] = fields.take(asked, "tokens", list, [])
     if any(isinstance(token, bool) for token in tokens):  # which Python takes for 0 and 1
         raise refuse("tokens has true or false, expected token ids, as in [1, 2, 3]", "tokens")

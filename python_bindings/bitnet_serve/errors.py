@@ -52,7 +52,8 @@ class ApiError(Exception):
         more: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param, self.more = status, code, param, more or {}
+        self.status, self.code, self.more = status, code, more or {}
+        self.param = param and param.encode(errors="backslashreplace").decode()  # as a client has named it
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         if status == 401:
             self.headers["www-authenticate"] = "Bearer"

@@ -34,8 +34,10 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "disabled"})
     if thinking.get("type") not in ("disabled", "adaptive"):  # the latter leaves it to the model
         raise refuse('thinking is not supported, expected {"type": "disabled"}', "thinking", "unsupported_parameter")
-    asked = {name: value for name, value in body.items() if name not in ("stop", "stop_sequences")}
-    asked |= {"stop": body.get("stop_sequences", []), "response_format": _format(body)}
+    if "stop" in body and "stop_sequences" in body:
+        raise refuse("stop is given beside stop_sequences, expected one of them", "stop")
+    asked = {"stop" if name == "stop_sequences" else name: value for name, value in body.items()}
+    asked |= {"response_format": _format(body)}
     options = fields.sampling(asked, served.model, None)
     said, begun = _begun(conversation(body))
     ask = chat.asked(served.model, said, offers.of_messages(body), options, begun)

@@ -39,6 +39,8 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         said = {"type": "json_schema", "json_schema": said}
     asked = {**body, "response_format": said}
     if "max_output_tokens" in asked:
+        if "max_tokens" in asked:
+            raise refuse("max_tokens is given beside max_output_tokens, expected one of them", "max_tokens")
         asked["max_tokens"] = asked.pop("max_output_tokens")
     options = fields.sampling(asked, served.model, None)
     ask = chat.asked(served.model, conversation(body), offers.of_responses(body), options)
