@@ -118,7 +118,9 @@ def test_what_cannot_be_saved(finished: Path, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "published").mkdir()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         (tmp_path / "published" / name).write_text("theirs")
-    places = [tmp_path / name for name in ("mine", "published", "mine/letter.txt")]
+    places = [tmp_path / name for name in ("mine", "published")]
+    with pytest.raises(ValueError, match="is a file, expected the name of a folder to write"):
+        save(model, WORDS, tmp_path / "mine/letter.txt")
     for held in (*places, finished, finished / "step-000020"):
         with pytest.raises(ValueError, match="which `save` has not written; name a new folder"):
             save(model, WORDS, held)

@@ -55,7 +55,7 @@ def fit(
     given = {name: _plain(name, value) for name, value in options.items()}
     sizes = [f"{name}={json.dumps(_of_numpy(value))}" for name, value in (model or {}).items() if value is not None]
     words = Given(options=given, config=os.fspath(config) if config else None, model=sizes)
-    devices = range(torch.cuda.device_count())
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with _ONE, torch.random.fork_rng(devices):  # a run seeds the generators of the process
         return start.train(words, read, resume, os.fspath(branch or ""))
 
@@ -95,6 +95,8 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     """
     final = Path(os.path.realpath(folder))
     saving.put_back(final)
+    if final.exists() and not final.is_dir():
+        raise ValueError(f"{folder} is a file, expected the name of a folder to write")
     if final.exists() and (other := _of_others(final)):
         raise ValueError(f"{folder} holds {other}, which `save` has not written; name a new folder")
     if final == Path.cwd():
@@ -131,10 +133,8 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
     return words
 
 
-def _of_others(path: Path) -> str:
+def _of_others(folder: Path) -> str:
     """What is there and not of an earlier `save`: a checkpoint of a run has more, to go on from. "": nothing."""
-    if not path.is_dir():
-        return "no folder"
-    found = {file.name for file in path.iterdir()}
+    found = {file.name for file in folder.iterdir()}
     ours = {WEIGHTS, CONFIG, TOKENIZER, TEMPLATE, GENERATION, manifest.NAME}
     return min(found - ours if {WEIGHTS, manifest.NAME} <= found else found, default="")
