@@ -125,7 +125,7 @@ def test_append_none_keeps_no_logits(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "word"), [([], "empty"), ([512], "512"), ([-1], "-1"), ([2**40], "1099511627776"), (["a"], "int")]
+    ("tokens", "word"), [([], "empty"), ([512], "512"), ([-1], "-1"), ([2**40], "1099511627776"), (["a"], "has 'a'")]
 )
 def test_wrong_tokens(model: Model, tokens: list[int], word: str) -> None:
     with model.session() as session:

@@ -178,7 +178,9 @@ def test_what_was_saved_is_evaluated(sentences: str, tmp_path: Path, capsys: pyt
     save(Transformer(CONFIG), WORDS, tmp_path / "own")
     assert bitnet("eval", tmp_path / "own", "--data", sentences, "--tokens", 100) == 0
     assert bitnet("eval", tmp_path / "own") == 1
-    assert "does not know what it was trained on; give it text with --data" in capsys.readouterr().err
+    assert (
+        "state.json is missing, so what it learned from is not known; give text with --data" in capsys.readouterr().err
+    )
 
 
 def test_a_run_leaves_the_generators_as_they_were(sentences: str, tmp_path: Path) -> None:

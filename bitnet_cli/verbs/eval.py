@@ -199,7 +199,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
 
     folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
     if not state and not args.data:
-        raise ValueError(f"{folder} does not know what it was trained on; give it text with --data")
+        raise ValueError(f"{folder}/state.json is missing, so what it learned from is not known; give text with --data")
     check_vocabulary(checkpoint.words, model.config, str(folder))
     settings = Settings.from_dict(checkpoint.state_of_run["settings"]) if state else Settings()
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
