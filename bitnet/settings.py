@@ -41,8 +41,7 @@ class Settings:
         [],
         "text: files, globs, folders (of which .txt .md .rst .py .jsonl .parquet are read, and .gz and .zst of them), "
         "hf:NAME:SPLIT, or what bitnet tokenize made; none: what the source learned from, or Python's standard "
-        "library; of a model with vision: .jsonl, "
-        ".csv or folders of images and texts",
+        "library; of a model with vision: .jsonl, .csv or folders of images and texts",
     )
     column: str = option("text", "where the text of a line, or of a row of a table, stands")
     mixture: str = option(

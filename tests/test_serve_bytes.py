@@ -162,9 +162,6 @@ def test_the_same_bits_in_any_company(serving: Serving, model: Model) -> None:
         assert alone["usage"]["completion_tokens"] == len(expected.tokens)
 
 
-# ---- images ----
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [False, True])
 def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bool) -> None:
@@ -182,6 +179,9 @@ def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bo
         shown = [(name, at) for name, at in zip(names, offsets, strict=True) if not name.startswith(("bytes:", "<|"))]
         assert all(text.startswith(name, at) for name, at in shown)
         assert offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
+# ---- images ----
 
 
 @pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])

@@ -137,10 +137,9 @@ def recover(run: Path) -> None:
     """Put back what a process was replacing when it was killed, and remove what it left of writing or removing."""
     for before in run.glob(f".step-*{REPLACED}"):
         final = run / before.name.removeprefix(".").removesuffix(REPLACED)
-        if final.exists():
+        put_back(final)
+        if before.exists():  # the new one was in its place
             shutil.rmtree(before)
-        else:
-            before.rename(final)
     for left in run.glob(".step-*.partial"):
         shutil.rmtree(left)
 

@@ -29,12 +29,7 @@ def packed(session: Any, note: bytes) -> Any:
 
 def writable(path: Path) -> None:
     """Raises OSError: there can be no new file of this name. To be asked before the work whose result it gets."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if path.exists() and not path.is_file():  # the new file would take its place
-        raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+    _check_name(path)
     try:
         with open(trial := _beside(path), "xb"):
             pass
@@ -42,6 +37,15 @@ def writable(path: Path) -> None:
     except OSError as error:  # no permission, or a file system that cannot be written
         error.filename = str(path)
         raise
+
+
+def _check_name(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if path.exists() and not path.is_file():  # the new file would take its place
+        raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
 
 
 def _beside(path: Path) -> Path:
@@ -54,7 +58,7 @@ def replace(path: Path, data: Any) -> None:
 
     An OSError speaks of `path`, not of the temporary name.
     """
-    writable(path)
+    _check_name(path)
     temporary = _beside(path)
     try:
         with open(temporary, "xb") as file:

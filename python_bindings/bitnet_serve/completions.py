@@ -170,7 +170,10 @@ class Completion(Shape):
         offsets = self._of_prompt(choice, [data for _, data in named[: len(given)]])
         if choice.index not in self._places:
             self._places[choice.index] = _Place(self.served.model, choice.ask.prompt, len(self._echo(choice)))
-        offsets += [self._places[choice.index].pass_by(each.token, self.served.token(each.token)[0]) for each in scored]
+        place = self._places[choice.index]
+        offsets += [
+            place.pass_by(each.token, name) for each, (name, _) in zip(scored, named[len(given) :], strict=True)
+        ]
         limit = len(self._echo(choice)) + len(choice.text)
         tokens, offsets = [name for name, _ in named], [min(offset, limit) for offset in offsets]
         tops = [None if each is None else self._top(each) for each in every]
