@@ -213,4 +213,4 @@ def test_pictures_in_a_chat(tmp_path: Path, config: ModelConfig) -> None:
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
         ]
         status, answer = post(serving, "/v1/chat/completions", {"messages": broken})
-        assert (status, answer["error"]["code"]) == (400, "invalid_image")
+        assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "messages", "invalid_image")

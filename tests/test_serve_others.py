@@ -119,6 +119,15 @@ def test_messages(claude: Anthropic) -> None:
     assert counted.input_tokens == 5
 
 
+def test_tokens_of_what_does_not_fit_are_counted(claude: Anthropic, serving: Serving) -> None:
+    model = serving.models["script"].model
+    long: Any = [{"role": "user", "content": "go " * model.n_ctx}]
+    counted = claude.messages.count_tokens(model="script", messages=long)
+    assert counted.input_tokens == len(model.apply_template(long)) > model.n_ctx
+    with pytest.raises(anthropic.BadRequestError, match=f"{counted.input_tokens} tokens exceed"):
+        claude.messages.create(model="script", max_tokens=1, messages=long)
+
+
 def test_an_answer_that_is_begun_goes_on(claude: Anthropic, serving: Serving) -> None:
     model = serving.models["script"].model
     begun: Any = [*MESSAGES, {"role": "assistant", "content": "Good"}]
@@ -197,6 +206,13 @@ def test_stop_texts_by_every_name(serving: Serving, asked: dict[str, Any], text:
             {"prompt": "go", "stream": True, "stream_options": {"\ud800": 5}},
             "stream_options.\\ud800",
         ),
+        ("/v1/responses", {"input": "go", "text": {"form": {}}}, "text"),
+        ("/v1/responses", {"input": "go", "stream_options": {"include_usage": True}}, "stream_options"),
+        ("/v1/responses", {"input": "go", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "system": 5}, "system"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "system": [5]}, "system"),
+        ("/tokenize", {"messages": MESSAGES, "prompt": "go"}, "prompt"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),
     ],
 )

@@ -49,7 +49,7 @@ def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> N
             ([forms[0][0], "a text"], "input", "invalid_value"),
             ({"image": "/etc/passwd"}, "input", "invalid_value"),
             ({"image": "http://127.0.0.1/x.png"}, "input", "invalid_value"),
-            ({"image": "data:image/png;base64,AAAA"}, None, "invalid_image"),
+            ({"image": "data:image/png;base64,AAAA"}, "input", "invalid_image"),
             ([forms[0][0]] * 65, "input", "invalid_value"),
         ):
             status, answer = post(serving, "/v1/embeddings", {"input": wrong})

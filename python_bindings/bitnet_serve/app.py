@@ -41,6 +41,7 @@ TEXT_FIELDS = {
     "/v1/responses": "input",
     "/v1/messages": "messages",
     "/v1/fim/completions": "prompt",
+    "/v1/messages/count_tokens": "messages",
     "/v1/embeddings": "input",
 }
 """Where the text stands that may be too long for the context."""
@@ -227,6 +228,12 @@ class Answer(Response):
 def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
     fields.check_known(asked, ("model", "prompt", "messages", "add_special_tokens"), samples=False)
     if "messages" in asked:
+        if "prompt" in asked:
+            raise refuse("prompt is given beside messages, expected one of them", "prompt")
+        if fields.take(asked, "add_special_tokens", bool, False):
+            raise refuse(
+                "add_special_tokens goes with prompt; a template says itself which there are", "add_special_tokens"
+            )
         tokens = served.model.apply_template(chat.messages(asked))
     else:
         add = fields.take(asked, "add_special_tokens", bool, True)

@@ -70,18 +70,22 @@ def asked(
 
 
 def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, begun: str = "") -> Ready:
-    """What a conversation becomes. Images are in it, never names of files or addresses."""
+    """What a conversation becomes, if it fits the context."""
+    tokens = prompt_tokens(model, said, tools, begun)
+    with model.counting_tools(said, tools, tokens):
+        return model.ready(tokens, images_of(said) or None, model.n_ctx)
+
+
+def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, begun: str = "") -> list[int]:
+    """Its tokens, however many. Images are in it, never names of files or addresses."""
     model.require_next_token()
     if not model.has_template:
         told = f"{model.path.name} has no chat template, so it answers no messages; /v1/completions continues a text"
         raise refuse(told, code="template_error")
-    images = images_of(said)
-    for place, image in enumerate(images):
+    for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
-    tokens = model.apply_template(said, tools) + (model.tokenize(begun, add_bos=False) if begun else [])
-    with model.counting_tools(said, tools, tokens):
-        return model.ready(tokens, images or None, model.n_ctx)
+    return model.apply_template(said, tools) + (model.tokenize(begun, add_bos=False) if begun else [])
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:

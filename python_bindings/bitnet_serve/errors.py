@@ -99,7 +99,7 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         return ApiError(500, str(error), "missing_dependency")
     for kind, code in CODES.items():
         if isinstance(error, kind):
-            return refuse(str(error), None, code)
+            return refuse(str(error), field if kind in (TemplateError, ImageError) else None, code)
     if isinstance(error, BitnetError):
         return ApiError(500, str(error), "engine_error")
     return ApiError(500, "a mistake of the server; its log says more", "internal_error")

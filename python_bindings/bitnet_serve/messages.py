@@ -45,11 +45,10 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
-    """/v1/messages/count_tokens"""
+    """/v1/messages/count_tokens: asked to find out whether a conversation fits, so it need not."""
     fields.check_known(body, KNOWN)
     said, begun = _begun(conversation(body))
-    ready = chat.prompt(served.model, said, offers.of_messages(body), begun)
-    return {"input_tokens": len(ready.tokens)}
+    return {"input_tokens": len(chat.prompt_tokens(served.model, said, offers.of_messages(body), begun))}
 
 
 def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -82,7 +81,10 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """As chat templates take it."""
     given = [part for message in chat.messages(body) for part in _turn(message)]
     if "system" in body:
-        given.insert(0, {"role": "system", "content": _content(body["system"])})
+        system = body["system"]
+        if not isinstance(system, (str, list)):
+            raise refuse(f"system is {shown(system)}, expected a text or a list of them", "system", "invalid_type")
+        given.insert(0, {"role": "system", "content": _content(system, "system")})
     return given
 
 
@@ -115,24 +117,24 @@ def _call(part: dict[str, Any]) -> dict[str, Any]:
     return {"id": fields.text(part, "id"), "type": "function", "function": function}
 
 
-def _content(content: Any) -> Any:
-    """A text stays one, and parts of text become one; images get a data: URL."""
+def _content(content: Any, name: str = "messages") -> Any:
+    """A text stays one, and parts of text become one; images get a data: URL. name: of the field."""
     if not isinstance(content, list):
         return content
-    parts = [_part(part) for part in content]
+    parts = [_part(part, name) for part in content]
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: Any, name: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     source = part.get("source") if kind == "image" else None
     if isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str):
         return {"type": "image", "image": f"data:{source.get('media_type')};base64,{source['data']}"}
-    raise refuse(f"messages has {shown(part)}, expected a text, or an image with a base64 source", "messages")
+    raise refuse(f"{name} has {shown(part)}, expected a text, or an image with a base64 source", name)
 
 
 def _content_block(block: Block) -> dict[str, Any]:

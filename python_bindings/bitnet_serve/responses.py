@@ -34,6 +34,9 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     text: dict[str, Any] = fields.take(body, "text", dict, {})
     if fields.top(body, "top_logprobs"):
         raise refuse("top_logprobs is not supported here; see /v1/chat/completions", "top_logprobs")
+    if unknown := set(text) - {"format", "verbosity"}:
+        raise refuse(f"text has {shown(min(unknown), 80)}, expected format and verbosity", "text")
+    fields.with_usage(body)  # which every answer has here
     said: dict[str, Any] = fields.take(text, "format", dict, {"type": "text"})
     if said.get("type") == "json_schema":  # its fields are not in an object of their own here
         said = {"type": "json_schema", "json_schema": said}
