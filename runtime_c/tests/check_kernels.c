@@ -45,6 +45,7 @@ static const kernel_test vector_tests[] = {
     {"reaching", check_reaching, time_reaching},
     {"estimate", check_estimate, time_estimate},
     {"may_reach", check_may_reach, time_may_reach},
+    {"noise", check_noise, time_noise},
     {"exp_sum", check_exp_sum, time_exp_sum},
     {"relu2_gate", check_relu2_gate, time_relu2_gate},
     {"silu_gate", check_silu_gate, time_silu_gate},

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "kernels/elementary.h"
 #include "kernels/kernels.h"
-#include "session/noise.h"
+#include "kernels/noise.h"
 #include "session/sampler.h"
 
 #include <math.h>

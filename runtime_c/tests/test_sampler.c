@@ -5,7 +5,7 @@
  */
 #include "check.h"
 #include "kernels/kernels.h"
-#include "session/noise.h"
+#include "kernels/noise.h"
 #include "session/sampler.h"
 
 #include <math.h>

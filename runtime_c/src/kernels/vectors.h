@@ -82,6 +82,9 @@ typedef struct bn_vector_kernels {
     /* As `reaching`, of bn_at_most(a, i). */
     size_t (*may_reach)(uint32_t *list, const bn_estimates *a, float bar);
 
+    /* u[i] = the noise of tokens[i] at a position (noise.h) */
+    void (*noise)(double *u, const uint32_t *tokens, size_t n, uint64_t seed, uint32_t position);
+
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);
 

@@ -15,7 +15,6 @@
 #include "adjust.h"
 #include "head.h"
 #include "kernels/elementary.h"
-#include "noise.h"
 
 typedef struct candidate {
     float logit;
@@ -158,16 +157,34 @@ static size_t cut(const float *weights, size_t n, double total, float top_p, flo
 
 /* --- One of them --- */
 
+enum { TOGETHER = 256 }; /* candidates whose noise is asked for at once */
+
+/* What noise follows from, beside a token's id. */
+typedef struct place {
+    uint64_t seed;
+    uint32_t position;
+} place;
+
+static void noise_of(double *u, const candidate *c, size_t n, place at, const bn_kernels *kernels) {
+    uint32_t tokens[TOGETHER];
+    for (size_t i = 0; i < n; i++)
+        tokens[i] = (uint32_t)c[i].token;
+    kernels->vectors.noise(u, tokens, n, at.seed, at.position);
+}
+
 /* The candidate that comes first: rule 4 of sampler.h. Never sooner than 1 - u <= -ln u, so that
  * few logarithms have to be computed. */
-static int32_t first_to_come(const candidate *c, const float *weights, size_t n, bn_noise noise) {
-    double soonest = INFINITY;
+static int32_t first_to_come(const candidate *c, const float *weights, size_t n, place at,
+                             const bn_kernels *kernels) {
+    double u[TOGETHER], soonest = INFINITY;
     int32_t token = INT32_MAX;
     for (size_t i = 0; i < n; i++) {
-        const double u = bn_noise_of(&noise, (uint32_t)c[i].token), w = (double)weights[i];
-        if (1 - u > soonest * w)
+        if (i % TOGETHER == 0)
+            noise_of(u, c + i, n - i < TOGETHER ? n - i : TOGETHER, at, kernels);
+        const double w = (double)weights[i];
+        if (1 - u[i % TOGETHER] > soonest * w)
             continue;
-        const double wait = -bn_log(u) / w;
+        const double wait = -bn_log(u[i % TOGETHER]) / w;
         if (wait < soonest || (wait == soonest && c[i].token < token)) {
             soonest = wait;
             token = c[i].token;
@@ -177,7 +194,7 @@ static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
 }
 
 static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab, float best,
-                      scratch room, bn_noise noise, const bn_kernels *kernels) {
+                      scratch room, place at, const bn_kernels *kernels) {
     candidate *c = room.candidates;
     float *w = room.weights;
     const size_t k = s->top_k > 0 && (uint32_t)s->top_k < vocab ? (size_t)s->top_k : vocab;
@@ -200,7 +217,7 @@ static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab,
         weigh(w, c, n, best, s->temperature, kernels);
     }
     n = cut(w, n, total, s->top_p, s->min_p);
-    return first_to_come(c, w, n, noise);
+    return first_to_come(c, w, n, at, kernels);
 }
 
 /* The first that has the largest logit, or -1: one is NaN. */
@@ -243,7 +260,7 @@ bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_
     const int32_t first = first_of(&of, best, kernels);
     if (first < 0 || !isfinite(best))
         return BN_ERR_NUMERIC;
-    const bn_noise noise = bn_noise_at(seed, (uint32_t)n_tokens);
-    *token = s->temperature == 0 ? first : sample(s, &of, vocab, best, room, noise, kernels);
+    const place at = {seed, (uint32_t)n_tokens};
+    *token = s->temperature == 0 ? first : sample(s, &of, vocab, best, room, at, kernels);
     return BN_OK;
 }

@@ -306,6 +306,31 @@ static void time_may_reach(bench *b) {
     time_vector(b, "may_reach", call_may_reach, 12);
 }
 
+static void check_noise(test *t) {
+    const size_t n = size_to(t, 300);
+    const uint64_t seed = check_random(&t->random);
+    const uint32_t position = (uint32_t)check_random(&t->random);
+    uint32_t *tokens = buffer(t, n * sizeof *tokens); /* in a row, or any */
+    tokens[0] = (uint32_t)check_random(&t->random);
+    for (size_t i = 1; i < n; i++)
+        tokens[i] = below(t, 4) ? tokens[i - 1] + 1 : (uint32_t)check_random(&t->random);
+    double *u[2];
+    for (int i = 0; i < 2; i++) {
+        u[i] = buffer(t, n * sizeof(double));
+        (i ? t->scalar : t->tier)->vectors.noise(u[i], tokens, n, seed, position);
+    }
+    same_bytes(t, u[0], u[1], n * sizeof(double), "noise");
+    done(t, "noise");
+}
+
+static void call_noise(bench *b) {
+    b->k->vectors.noise((double *)b->y, (const uint32_t *)b->acc, b->cols, 1, 2);
+}
+
+static void time_noise(bench *b) {
+    time_vector(b, "noise", call_noise, 4);
+}
+
 static void check_exp_sum(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n = size_to(t, 700);

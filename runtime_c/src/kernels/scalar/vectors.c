@@ -4,6 +4,8 @@
  */
 #include "scalar.h"
 
+#include "../noise.h"
+
 static void scale_sums(const bn_scaling *a) {
     for (size_t t = 0; t < a->tokens; t++) {
         const int32_t *acc = a->acc + t * a->acc_stride, offset = a->q_sums ? a->q_sums[t] : 0;
@@ -107,6 +109,12 @@ static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
     return listed;
 }
 
+static void noise(double *u, const uint32_t *tokens, size_t n, uint64_t seed, uint32_t position) {
+    bn_noise at = bn_noise_at(seed, position);
+    for (size_t i = 0; i < n; i++)
+        u[i] = bn_noise_of(&at, tokens[i]);
+}
+
 float bn_exp(float x) {
     if (isnan(x))
         return x;
@@ -186,6 +194,7 @@ const bn_vector_kernels bn_scalar_vectors = {
     .reaching = reaching,
     .estimate = estimate,
     .may_reach = may_reach,
+    .noise = noise,
     .exp_sum = exp_sum,
     .relu2_gate = relu2_gate,
     .silu_gate = silu_gate,

@@ -11,6 +11,7 @@
 
 #include "exponential.h"
 #include "float_rows.h"
+#include "noise.h"
 #include "norms.h"
 #include "scale.h"
 #include "screen.h"
@@ -290,6 +291,7 @@ static void set_float_kernels(bn_kernels *table) {
                                          .reaching = reaching,
                                          .estimate = estimate,
                                          .may_reach = may_reach,
+                                         .noise = noise,
                                          .exp_sum = exp_sum,
                                          .silu_gate = silu_gate,
                                          .relu2_gate = relu2_gate,

@@ -96,6 +96,15 @@ INLINE sums sums_mix_high(sums a, sums b) {
                                            _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x31);
 }
 
+typedef uint64_t quads __attribute__((vector_size(32)));
+/* of the lower halves */
+INLINE quads quads_multiply(quads a, quads b) {
+    return (quads)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
+INLINE quads quads_widen(const uint32_t *p) {
+    return (quads)_mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)p));
+}
+
 typedef int16_t shorts __attribute__((vector_size(32)));
 INLINE shorts shorts_widen(__m128i low, __m128i high) {
     (void)high;

@@ -99,6 +99,15 @@ INLINE sums sums_mix_high(sums a, sums b) {
     return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
 }
 
+typedef uint64_t quads __attribute__((vector_size(64)));
+/* of the lower halves */
+INLINE quads quads_multiply(quads a, quads b) {
+    return (quads)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+}
+INLINE quads quads_widen(const uint32_t *p) {
+    return (quads)_mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
+}
+
 typedef int16_t shorts __attribute__((vector_size(64)));
 INLINE shorts shorts_widen(__m128i low, __m128i high) {
     return (shorts)_mm512_cvtepi8_epi16(_mm256_set_m128i(high, low));

@@ -11,6 +11,10 @@
 /* Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
  * (2011). Two counters, or two keys, that differ in a bit give words that have nothing in common.
  */
+#define BN_PHILOX_M0 0xD2511F53u
+#define BN_PHILOX_M1 0xCD9E8D57u
+#define BN_PHILOX_K0 0x9E3779B9u /* the golden ratio and sqrt(3) - 1, in 32 bits */
+#define BN_PHILOX_K1 0xBB67AE85u
 void bn_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 
 /* The noise of the tokens at a position. */

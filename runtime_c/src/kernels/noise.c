@@ -8,13 +8,13 @@ void bn_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[
     uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
-        const uint64_t left = (uint64_t)a * 0xD2511F53u, right = (uint64_t)c * 0xCD9E8D57u;
+        const uint64_t left = (uint64_t)a * BN_PHILOX_M0, right = (uint64_t)c * BN_PHILOX_M1;
         a = (uint32_t)(right >> 32) ^ b ^ k0;
         b = (uint32_t)right;
         c = (uint32_t)(left >> 32) ^ d ^ k1;
         d = (uint32_t)left;
-        k0 += 0x9E3779B9u; /* the golden ratio and sqrt(3) - 1, in 32 bits */
-        k1 += 0xBB67AE85u;
+        k0 += BN_PHILOX_K0;
+        k1 += BN_PHILOX_K1;
     }
     words[0] = a;
     words[1] = b;
