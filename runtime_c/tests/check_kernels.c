@@ -11,6 +11,7 @@
 
 #include "kernels/check_attention.h"
 #include "kernels/check_bytes.h"
+#include "kernels/check_choosing.h"
 #include "kernels/check_lines.h"
 #include "kernels/check_products.h"
 #include "kernels/check_rows.h"
