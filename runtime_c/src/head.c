@@ -131,7 +131,7 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 typedef struct screen {
     sketch of;
     float noise;      /* of e, without d and σ */
-    float bar;        /* no logit below it is among the k largest */
+    float bar;        /* no logit below it is asked for */
     uint32_t *listed; /* [V]: of each SIFT tokens those left, then NONE where there is room */
 } screen;
 
@@ -215,8 +215,9 @@ int bn_head_screens(const bn_stack *s) {
            s->config.logit_softcap == 0;
 }
 
-/* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
-static void take_sample(screen *c, size_t k) {
+/* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. It
+ * lies `span` lower. */
+static void take_sample(screen *c, size_t k, float span) {
     uint32_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
     float right[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
@@ -229,18 +230,18 @@ static void take_sample(screen *c, size_t k) {
         squares += e * e;
     }
     c->noise *= fmaxf(1.0f, sqrtf(squares / (float)n));
-    c->bar = right[order[bn_largest(kernels, right, n, k, -INFINITY, order) - 1]];
+    c->bar = right[order[bn_largest(kernels, right, n, k, -INFINITY, order) - 1]] - span;
 }
 
 size_t bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                   const int32_t *more, size_t n, float *logits, uint32_t *listed) {
+                   float span, const int32_t *more, size_t n, float *logits, uint32_t *listed) {
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->in.q[i] * w->in.q[i];
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
                 .noise = sqrtf((float)squares) / w->in.s[0],
                 .listed = listed};
-    take_sample(&c, k + n);
+    take_sample(&c, k + n, span);
     for (size_t i = 0; i < n; i++)
         logits[more[i]] = INFINITY; /* which reaches every bar */
     bn_pool_run(w->in.pool, (c.of.head->rows + SIFT - 1) / SIFT, 1, sift, &c);

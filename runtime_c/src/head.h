@@ -37,10 +37,11 @@ int bn_head_screens(const bn_stack *stack);
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
                       size_t rows, size_t width, float *logits);
 
-/* Of row 0, after bn_head_input: in the place of the estimates, exactly, the k largest logits,
- * those of n tokens more, and maybe others. listed: [V], of the tokens whose they are, rising.
- * Returns how many. k >= 1, k + n <= BN_SCREEN_MOST. */
+/* Of row 0, after bn_head_input: in the place of the estimates, exactly, the k largest logits, all
+ * that are at most `span` below the k-th of those that `more` has not, those of the n tokens in
+ * `more`, and maybe others. listed: [V], of the tokens whose they are, rising. Returns how many.
+ * k >= 1, k + n <= BN_SCREEN_MOST, span >= 0. */
 size_t bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                   const int32_t *more, size_t n, float *logits, uint32_t *listed);
+                   float span, const int32_t *more, size_t n, float *logits, uint32_t *listed);
 
 #endif

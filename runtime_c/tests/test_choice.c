@@ -32,6 +32,9 @@ static const bn_sampler samplers[] = {
      .frequency_penalty = 0.5f,
      .penalty_window = 100},
     {.temperature = 1, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
+    {.temperature = 40, .min_p = 0.05f},
+    {.temperature = 1.2f, .min_p = 0.3f, .repeat_penalty = 3, .penalty_window = 100},
+    {.temperature = 0.6f, .min_p = 1e-30f},
 };
 enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
@@ -66,8 +69,8 @@ static int falling(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* bn_head_top itself: the k largest and the tokens asked for are there, and exact; most of the head
- * is not computed. */
+/* bn_head_top itself: the k largest, what is not much less, and the tokens asked for are there, and
+ * exact; most of the head is not computed. */
 static void test_head_top(void) {
     static float full[VOCAB], sorted[VOCAB], top[VOCAB];
     static uint32_t listed[VOCAB];
@@ -81,15 +84,17 @@ static void test_head_top(void) {
         ok(bn_head(model, &model->stack, w, 0, 1, full));
         ok(bn_head_input(model, &model->stack, w, 0, 1));
         bn_head_estimate(model, &model->stack, w, 0, 1, VOCAB, top);
-        const size_t n = bn_head_top(model, &model->stack, w, k, more, 2, top, listed);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);
+        const float span = check_below(&random, 2) ? 0 : sorted[k - 1] - sorted[k + 9];
+        const size_t n = bn_head_top(model, &model->stack, w, k, span, more, 2, top, listed);
         size_t at = 0;
         for (uint32_t v = 0; v < VOCAB; v++)
             if (at < n && listed[at] == v)
                 CHECK(top[at++] == full[v]);
             else
-                CHECK(full[v] < sorted[k - 1] && (int32_t)v != more[0] && (int32_t)v != more[1]);
+                CHECK(full[v] < sorted[k - 1] - span && (int32_t)v != more[0] &&
+                      (int32_t)v != more[1]);
         CHECK_EQ(at, n);
         const size_t out = VOCAB - n;
         CHECK_MSG(out > VOCAB / (k < 10 ? 2 : k < 100 ? 8 : 32), "%zu of %d ruled out", out, VOCAB);

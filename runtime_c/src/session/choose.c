@@ -6,6 +6,7 @@
 
 #include "adjust.h"
 #include "head.h"
+#include "kernels/elementary.h"
 #include "linear/rows.h"
 #include "logits.h"
 #include "sampler.h"
@@ -47,6 +48,15 @@ static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens
     return n;
 }
 
+/* Without top_k and top_p, what min_p keeps: all that is so far below the largest logit at most.
+ * -1: it depends on every logit. A tiny min_p is of no use, and bn_exp has a least value. */
+static float span_of(const bn_sampler *p) {
+    const float margin = 1e-3f; /* more than all roundings of a weight come to */
+    if (p->top_p < 1 || p->min_p < 1e-6f)
+        return -1;
+    return p->temperature * (margin - (float)bn_log((double)p->min_p));
+}
+
 static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) {
     *logits = (bn_choices){.x = s->logits, .n = s->stack->config.vocab_size};
     return bn_full_logits(s, w);
@@ -56,13 +66,15 @@ static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) 
 static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler,
                                 bn_choices *logits) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);
-    const int32_t k = p.temperature == 0 ? 1 : p.top_k;
+    const int greedy = p.temperature == 0;
+    const float span = greedy || p.top_k > 0 ? 0 : span_of(&p);
+    const int32_t k = greedy || p.top_k < 1 ? 1 : p.top_k;
     const uint32_t V = s->stack->config.vocab_size;
     int32_t tokens[BN_SCREEN_MOST], n = -1;
     if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack))
         return all_logits(s, w, logits);
     const int32_t few = few_allowed(p.allowed, V, s->listed);
-    if (few < 0 && (k < 1 || (n = adjusted_tokens(s, &p, tokens)) < 0 || k > BN_SCREEN_MOST - n))
+    if (few < 0 && (span < 0 || (n = adjusted_tokens(s, &p, tokens)) < 0 || k > BN_SCREEN_MOST - n))
         return all_logits(s, w, logits);
     *logits = (bn_choices){.x = s->logits, .tokens = s->listed};
     bn_load_hidden(s, w);
@@ -74,7 +86,7 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
         bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* none of those sets a bar */
-        logits->n = (uint32_t)bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n,
+        logits->n = (uint32_t)bn_head_top(s->model, s->stack, w, (size_t)k, span, tokens, (size_t)n,
                                           s->logits, s->listed);
     }
     s->ready = BN_READY_HIDDEN;
