@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-#include "head.h"
 #include "linear/sketch.h"
+#include "screen.h"
 #include "system/status.h"
 
 /* What a file may say and this engine does not do yet, each by name. */

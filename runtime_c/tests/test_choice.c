@@ -6,6 +6,7 @@
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
 #include "head.h"
+#include "screen.h"
 #include "session/session.h"
 #include "session/turn.h"
 

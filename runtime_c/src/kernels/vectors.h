@@ -35,7 +35,7 @@ typedef struct bn_quantizing {
     size_t n, rows;
 } bn_quantizing;
 
-/* What the sketch of a head (head.c) says of n logits, and how far off that may be: bn_estimated
+/* What the sketch of a head (screen.c) says of n logits, and how far off that may be: bn_estimated
  * and bn_at_most, every sum and product rounded. */
 typedef struct bn_estimates {
     float *y;

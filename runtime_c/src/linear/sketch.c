@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * sketch.c: whether the sketches of a packed file are those of their codes (export/FORMAT.md
- * §4). The head trusts them (head.c): another sketch could hide the likeliest token. Every sum here
+ * §4). The head trusts them (screen.c): another sketch could hide the likeliest token. Every sum here
  * is exact, so step and deviation are compared as bits.
  */
 #include "sketch.h"

@@ -8,6 +8,7 @@
 
 #include "forward.h"
 #include "head.h"
+#include "screen.h"
 #include "session.h"
 #include "trail.h"
 #include "turn.h"

@@ -10,6 +10,7 @@
 #include "linear/rows.h"
 #include "logits.h"
 #include "sampler.h"
+#include "screen.h"
 #include "turn.h"
 
 /* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
@@ -62,7 +63,7 @@ static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) 
     return bn_full_logits(s, w);
 }
 
-/* Logits good enough for this sampler: all of them, or those that it can choose from (head.c). */
+/* Logits good enough for this sampler: all of them, or those that it can choose from (screen.c). */
 static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler,
                                 bn_choices *logits) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);

@@ -16,6 +16,7 @@
 #include "kernels/elementary.h"
 #include "logits.h"
 #include "sampler.h"
+#include "screen.h"
 #include "trail.h"
 #include "turn.h"
 

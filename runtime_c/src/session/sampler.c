@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "adjust.h"
-#include "head.h"
 #include "kernels/elementary.h"
+#include "screen.h"
 
 typedef struct candidate {
     float logit;
