@@ -6,7 +6,9 @@
  *     e = Σ (c - (s - 1.5)·t)·q·σ/s_q,
  * with q and 1/s_q the codes and the scale of the activations. What a sketch leaves of a weight
  * behaves like noise of deviation d, so e has deviation d·|q|·σ/s_q: SIGMAS of these below the k-th
- * largest logit, a token is out; the rest are computed from their codes. In a sample, the likeliest
+ * largest logit, a token is out; the rest are computed from their codes. When a token is drawn of
+ * all by its own noise, those are out which come later than one that is known, if their logits are
+ * SIGMAS above the estimates. In a sample, the likeliest
  * tokens, e is measured; should it be larger, because large q meet columns that the sketch cuts
  * off, all deviations are taken larger by as much. To break this a row would have to line up what
  * was left of it with q, with a chance below 1e-11 a token where it is noise. In four models
@@ -18,6 +20,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/elementary.h"
 #include "linear/rows.h"
 #include "linear/sketch.h"
 
@@ -88,8 +91,11 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 
 typedef struct screen {
     sketch of;
-    float noise;      /* of e, without d and σ */
-    float bar;        /* no logit below it is asked for */
+    float noise; /* of e, without d and σ */
+    float bar;   /* no logit below it is among the largest that are wanted */
+    const bn_draw *draw;
+    float top;        /* what logits of a draw are held against: any number near the largest */
+    double soonest;   /* wait of a token of the draw: what comes later does not come first */
     uint32_t *listed; /* [V]: of each SIFT tokens those left, then NONE where there is room */
 } screen;
 
@@ -99,7 +105,41 @@ static float deviation(const screen *c, size_t row) {
     return c->noise * ((c->of.deviation[row] + ROUNDING) * c->of.head->scales[row]);
 }
 
-/* Rule out what cannot reach the bar, compute the rest in full. */
+/* x[i] = the weights of logits x in a draw, but for a common factor; u: the noise of their tokens.
+ */
+static void weigh(const screen *c, float *x, double *u, const uint32_t *tokens, size_t n) {
+    const bn_vector_kernels *vectors = &c->of.m->kernels.vectors;
+    for (size_t i = 0; i < n; i++)
+        x[i] = (x[i] - c->top) / c->draw->temperature;
+    vectors->exp_sum(x, n, 0);
+    vectors->noise(u, tokens, n, c->draw->seed, c->draw->position);
+}
+
+/* The tokens that reach the bar or may come first, as -ln u >= 1 - u. Returns how many. */
+static size_t may_come_first(const screen *c, uint32_t *left, const bn_estimates *a, size_t first) {
+    const double margin = 1.001; /* more than all roundings of a weight come to */
+    float most[SIFT], weight[SIFT];
+    double u[SIFT];
+    size_t n = 0;
+    for (size_t i = 0; i < a->n; i++) {
+        most[i] = weight[i] = bn_at_most(a, i);
+        left[i] = (uint32_t)(first + i);
+    }
+    weigh(c, weight, u, left, a->n);
+    for (size_t i = 0; i < a->n; i++)
+        if (!(most[i] < c->bar) || !(1 - u[i] > c->soonest * (double)weight[i] * margin))
+            left[n++] = (uint32_t)(first + i);
+    return n;
+}
+
+static size_t may_reach(const screen *c, uint32_t *left, const bn_estimates *a, size_t first) {
+    const size_t n = c->of.m->kernels.vectors.may_reach(left, a, c->bar);
+    for (size_t i = 0; i < n; i++)
+        left[i] += (uint32_t)first;
+    return n;
+}
+
+/* Rule out what is not wanted, compute the rest in full. */
 static void sift(void *context, int32_t thread, size_t part, size_t end) {
     (void)thread, (void)end; /* one part */
     const screen *c = context;
@@ -111,9 +151,7 @@ static void sift(void *context, int32_t thread, size_t part, size_t end) {
                                     .noise = SIGMAS * c->noise,
                                     .n = count};
     uint32_t *left = c->listed + first;
-    const size_t n = c->of.m->kernels.vectors.may_reach(left, &estimates, c->bar);
-    for (size_t i = 0; i < n; i++)
-        left[i] += (uint32_t)first;
+    const size_t n = (c->draw ? may_come_first : may_reach)(c, left, &estimates, first);
     bn_linear_int8_rows(&c->of.w->in, c->of.head, left, n, c->of.logits + first);
     if (n < count)
         left[n] = NONE;
@@ -173,13 +211,31 @@ int bn_head_screens(const bn_stack *s) {
            s->config.logit_softcap == 0;
 }
 
-/* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. It
- * lies `span` lower. */
-static void take_sample(screen *c, size_t k, float span) {
+/* The soonest of n tokens whose logits are known, without those that will be changed. */
+static double soonest_of(const screen *c, const uint32_t *tokens, const float *logits, size_t n,
+                         const bn_wanted *wanted) {
+    float weight[BN_SCREEN_MOST];
+    double u[BN_SCREEN_MOST], soonest = INFINITY;
+    memcpy(weight, logits, n * sizeof *weight);
+    weigh(c, weight, u, tokens, n);
+    for (size_t i = 0; i < n; i++) {
+        int stays = 1;
+        for (size_t j = 0; j < wanted->n; j++)
+            stays &= wanted->changed[j] != (int32_t)tokens[i];
+        if (stays)
+            soonest = fmin(soonest, -bn_log(u[i]) / (double)weight[i]);
+    }
+    return soonest;
+}
+
+/* Compute the likeliest tokens in full. The k-th largest of them is a bar that k tokens pass, and
+ * the soonest of them comes before most others. */
+static void take_sample(screen *c, const bn_wanted *wanted) {
     uint32_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
     float right[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
     const float *y = c->of.logits;
+    const size_t k = wanted->k + wanted->n; /* those that will be changed may be among them */
     const size_t n =
         bn_largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, -INFINITY, top);
     bn_linear_int8_rows(&c->of.w->in, c->of.head, top, n, right);
@@ -188,20 +244,24 @@ static void take_sample(screen *c, size_t k, float span) {
         squares += e * e;
     }
     c->noise *= fmaxf(1.0f, sqrtf(squares / (float)n));
-    c->bar = right[order[bn_largest(kernels, right, n, k, -INFINITY, order) - 1]] - span;
+    c->bar = right[order[bn_largest(kernels, right, n, k, -INFINITY, order) - 1]] - wanted->span;
+    c->top = right[order[0]];
+    if (c->draw)
+        c->soonest = soonest_of(c, top, right, n, wanted);
 }
 
-size_t bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                   float span, const int32_t *more, size_t n, float *logits, uint32_t *listed) {
+size_t bn_head_wanted(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
+                      const bn_wanted *wanted, float *logits, uint32_t *listed) {
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->in.q[i] * w->in.q[i];
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
                 .noise = sqrtf((float)squares) / w->in.s[0],
+                .draw = wanted->draw,
                 .listed = listed};
-    take_sample(&c, k + n, span);
-    for (size_t i = 0; i < n; i++)
-        logits[more[i]] = INFINITY; /* which reaches every bar */
+    take_sample(&c, wanted);
+    for (size_t i = 0; i < wanted->n; i++)
+        logits[wanted->changed[i]] = INFINITY; /* which reaches every bar */
     bn_pool_run(w->in.pool, (c.of.head->rows + SIFT - 1) / SIFT, 1, sift, &c);
     return gather(&c);
 }

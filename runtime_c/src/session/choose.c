@@ -49,13 +49,25 @@ static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens
     return n;
 }
 
-/* Without top_k and top_p, what min_p keeps: all that is so far below the largest logit at most.
- * -1: it depends on every logit. A tiny min_p is of no use, and bn_exp has a least value. */
-static float span_of(const bn_sampler *p) {
-    const float margin = 1e-3f; /* more than all roundings of a weight come to */
-    if (p->top_p < 1 || p->min_p < 1e-6f)
-        return -1;
-    return p->temperature * (margin - (float)bn_log((double)p->min_p));
+/* What a sampler needs of the logits of a row. Returns 0 when that is all of them: when top_p cuts
+ * what top_k does not, or with very many tokens. changed: [BN_SCREEN_MOST] */
+static int wants(const bn_session *s, const bn_sampler *p, bn_wanted *wanted, bn_draw *draw,
+                 int32_t *changed) {
+    const int of_all = p->temperature > 0 && p->top_k < 1;
+    const int32_t k = p->temperature > 0 && p->top_k > 0 ? p->top_k : 1;
+    const int32_t n = adjusted_tokens(s, p, changed);
+    const float least = 1e-6f;  /* min_p where nothing of bn_exp is cut off */
+    const float margin = 1e-3f; /* more than all roundings of a weight come to, as a logarithm */
+    if ((of_all && (p->top_p < 1 || (p->min_p > 0 && p->min_p < least))) || n < 0 ||
+        k > BN_SCREEN_MOST - n)
+        return 0;
+    *draw = (bn_draw){p->temperature, s->seed, (uint32_t)s->position};
+    *wanted = (bn_wanted){.k = (size_t)k, .changed = changed, .n = (size_t)n};
+    if (of_all && p->min_p > 0)
+        wanted->span = p->temperature * (margin - (float)bn_log((double)p->min_p));
+    else if (of_all)
+        wanted->draw = draw;
+    return 1;
 }
 
 static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) {
@@ -67,15 +79,14 @@ static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) 
 static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler,
                                 bn_choices *logits) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);
-    const int greedy = p.temperature == 0;
-    const float span = greedy || p.top_k > 0 ? 0 : span_of(&p);
-    const int32_t k = greedy || p.top_k < 1 ? 1 : p.top_k;
     const uint32_t V = s->stack->config.vocab_size;
-    int32_t tokens[BN_SCREEN_MOST], n = -1;
+    int32_t changed[BN_SCREEN_MOST];
+    bn_wanted wanted;
+    bn_draw draw;
     if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack))
         return all_logits(s, w, logits);
     const int32_t few = few_allowed(p.allowed, V, s->listed);
-    if (few < 0 && (span < 0 || (n = adjusted_tokens(s, &p, tokens)) < 0 || k > BN_SCREEN_MOST - n))
+    if (few < 0 && !wants(s, &p, &wanted, &draw, changed))
         return all_logits(s, w, logits);
     *logits = (bn_choices){.x = s->logits, .tokens = s->listed};
     bn_load_hidden(s, w);
@@ -87,8 +98,7 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
         bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* none of those sets a bar */
-        logits->n = (uint32_t)bn_head_top(s->model, s->stack, w, (size_t)k, span, tokens, (size_t)n,
-                                          s->logits, s->listed);
+        logits->n = (uint32_t)bn_head_wanted(s->model, s->stack, w, &wanted, s->logits, s->listed);
     }
     s->ready = BN_READY_HIDDEN;
     return status;
