@@ -6,14 +6,15 @@
  *     e = Σ (c - (s - 1.5)·t)·q·σ/s_q,
  * with q and 1/s_q the codes and the scale of the activations. What a sketch leaves of a weight
  * behaves like noise of deviation d, so e has deviation d·|q|·σ/s_q: SIGMAS of these below the k-th
- * largest logit, a token is out; the rest are computed from their codes. When a token is drawn of
- * all by its own noise, those are out which come later than one that is known, if their logits are
- * SIGMAS above the estimates. In a sample, the likeliest
- * tokens, e is measured; should it be larger, because large q meet columns that the sketch cuts
- * off, all deviations are taken larger by as much. To break this a row would have to line up what
- * was left of it with q, with a chance below 1e-11 a token where it is noise. In four models
- * trained by this project, no logit was more than 4 such deviations above its estimate
- * (1,024 tokens of text, 1,000 to 4,000 logits each).
+ * largest logit, a token is out; the rest are computed from their codes. Of a token that is drawn
+ * by its own noise the same bound says when it may come soonest: later than one that is known, it
+ * is out.
+ *
+ * In a sample, the likeliest tokens, e is measured; should it be larger, because large q meet
+ * columns that the sketch cuts off, all deviations are taken larger by as much. To break this a row
+ * would have to line up what was left of it with q, with a chance below 1e-11 a token where it is
+ * noise. In four models trained by this project, no logit was more than 4 such deviations above its
+ * estimate (1,024 tokens of text, 1,000 to 4,000 logits each).
  */
 #include "screen.h"
 
@@ -105,8 +106,7 @@ static float deviation(const screen *c, size_t row) {
     return c->noise * ((c->of.deviation[row] + ROUNDING) * c->of.head->scales[row]);
 }
 
-/* x[i] = the weights of logits x in a draw, but for a common factor; u: the noise of their tokens.
- */
+/* Logits become weights in a draw, but for a common factor. u: the noise of their tokens. */
 static void weigh(const screen *c, float *x, double *u, const uint32_t *tokens, size_t n) {
     const bn_vector_kernels *vectors = &c->of.m->kernels.vectors;
     for (size_t i = 0; i < n; i++)
