@@ -36,7 +36,8 @@
  * thread pool, in the order in which they ask; a turn is a token, a draft, a few images, or a
  * block of a prompt (bn_session_options.batch), so that who generates never waits
  * for all of another's long prompt; but a prefix, or a bidirectional text, is one. Planning and
- * making a session wait for a turn, too; freeing one does not. bn_session_cancel and bn_stop_now
+ * making a session wait for a turn, too, and so does freeing the last one of a model; freeing
+ * another does not. bn_session_cancel and bn_stop_now
  * alone may be called at any moment, also from a signal handler. After fork() the child may go on
  * with models and sessions that were at rest; it computes with one thread, as a process has only
  * the forking thread of its parent's. To have more it opens the model again.
@@ -446,6 +447,12 @@ BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t si
                                  bn_session **session, const uint8_t **note, uint64_t *note_size,
                                  char *detail);
 
+/* Take the memory of the next n tokens now, n >= 0, so that no call which appends them fails for want
+ * of it: a text can come in pieces, and is refused before the first of them. It goes back
+ * with the rest, when the session is freed or rewound to 0. Fails with BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_MEMORY; then the
+ * session is as before. */
+BN_API bn_status bn_session_reserve(bn_session *session, int32_t n);
+
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
  * available to bn_session_logits and bn_session_sample unless _NONE.
@@ -559,7 +566,8 @@ typedef struct bn_entry {
  * on with. All are what calls for one text and one token give, bit for bit. A text that fails is as
  * bn_session_append leaves it, and the others go on; returns the first status that is not BN_OK.
  * BN_ERR_ARGUMENT for what no text can do, before any work. More than fits is done in several
- * turns. A cancel while it runs counts from the next call on. */
+ * turns. A cancel while it runs ends the piece of a prompt that is longer than
+ * bn_session_options.batch after the block it is at; else it counts from the next call on. */
 BN_API bn_status bn_step_batch(bn_entry *entries, int32_t n);
 
 /* Choose tokens with the noise of this seed from now on; a new session has seed 0. Fork a session

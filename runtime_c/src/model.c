@@ -166,7 +166,7 @@ static bn_status check_options(const bn_load_options *o, char *detail) {
                        (int)o->image_kv_type, BN_KV_TYPES - 1);
     for (int32_t i = 0; o && i < o->n_adapters; i++)
         if (!o->adapters || !o->adapters[i])
-            return bn_fail(detail, BN_ERR_ARGUMENT, "the path of adapter %d is NULL", (int)i);
+            return bn_fail(detail, BN_ERR_ARGUMENT, "adapter %d: its path is NULL", (int)i + 1);
     return BN_OK;
 }
 

@@ -68,6 +68,32 @@ static void test_budget(void) {
     end();
 }
 
+/* What was taken before is there when it is needed, and goes back when it is not. */
+static void test_reserved(void) {
+    const uint64_t block = begin_with_blocks(3);
+    bn_session *s, *other;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_new(model, NULL, &other));
+    CHECK_EQ(bn_session_reserve(NULL, 1), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_reserve(s, -1), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_reserve(s, bn_session_context(s) + 1), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_reserve(s, 3 * BN_BLOCK_KEYS + 1), BN_ERR_CACHE);
+    ok(bn_session_reserve(s, 0));
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    ok(bn_session_append(s, text, 10, BN_LOGITS_LAST, NULL));
+    ok(bn_session_reserve(s, 119)); /* 129 in all */
+    CHECK(bn_session_position(s) == 10 && bn_session_logits(s) != NULL);
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    CHECK_EQ(bn_session_append(other, text, 1, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
+    ok(bn_session_append(s, text, 119, BN_LOGITS_LAST, NULL));
+    ok(bn_session_rewind(s, 0));
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    ok(bn_session_append(other, text, 1, BN_LOGITS_LAST, NULL));
+    bn_session_free(s);
+    bn_session_free(other);
+    end();
+}
+
 /* Of texts that do not fit together none takes memory. */
 static void test_embedded_together(void) {
     const uint64_t block = begin_with_blocks(3);
@@ -219,6 +245,7 @@ static void test_refused_at_once(void) {
 
 int main(void) {
     test_budget();
+    test_reserved();
     test_embedded_together();
     test_draft_without_room();
     test_threads();

@@ -235,6 +235,18 @@ static void test_drafts(const bn_sampler *sampler, uint64_t random) {
     bn_session_free(right);
 }
 
+/* A guess that is no token is wrong whatever is chosen. */
+static void test_wrong_guesses(void) {
+    bn_session *s = prompted(model, NULL, prompt);
+    int32_t token, tokens[2], n = -7;
+    ok(bn_session_sample(s, NULL, &token));
+    const int32_t drafts[][2] = {{token, VOCAB}, {token ^ 1, VOCAB}, {VOCAB, token}, {-1, token}};
+    for (size_t i = 0; i < sizeof drafts / sizeof *drafts; i++)
+        CHECK_EQ(bn_session_step(s, NULL, drafts[i], 2, tokens, 2, &n), BN_ERR_TOKEN);
+    CHECK(n == -7 && bn_session_position(s) == PROMPT && bn_session_logits(s) != NULL);
+    bn_session_free(s);
+}
+
 /* Of a text whose sampler is wrong nothing is done, and the others go on. */
 static void test_wrong_sampler(void) {
     const bn_sampler wrong = {.temperature = (float)NAN};
@@ -267,6 +279,7 @@ int main(void) {
     plain.kv_type = BN_KV_F16;
     test_head_wanted();
     test_drawn_of_all();
+    test_wrong_guesses();
     test_wrong_sampler();
     bn_model_close(model);
     free(file);

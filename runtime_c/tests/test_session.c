@@ -71,6 +71,24 @@ static void test_fork_and_rewind(void) {
     bn_session_free(copy);
 }
 
+/* A digest of each row whose logits were asked for, also if nobody took them. */
+static void test_digests(void) {
+    static float all[PROMPT * VOCAB];
+    bn_session *s, *alike;
+    ok(bn_session_new(model, &plain, &s));
+    ok(bn_session_new(model, &plain, &alike));
+    ok(bn_session_append(s, prompt, 40, BN_LOGITS_ALL, all));
+    ok(bn_session_append(alike, prompt, 40, BN_LOGITS_ALL, NULL));
+    CHECK(memcmp(bn_session_digests(s), bn_session_digests(alike), 40 * sizeof(uint64_t)) == 0);
+    for (int i = 0; i < 40; i++)
+        CHECK(bn_session_digests(s)[i] != 0);
+    same_logits(s, alike);
+    ok(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL));
+    CHECK(bn_session_digests(s)[40] == 0 && bn_session_digests(s)[41] != 0);
+    bn_session_free(s);
+    bn_session_free(alike);
+}
+
 /* Probabilities agree with the logits, in one call or two, and leave the session as append does. */
 static void test_score(void) {
     static float all[PROMPT * VOCAB];
@@ -259,6 +277,7 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_batch();
         test_fork_and_rewind();
+        test_digests();
         test_score();
     }
     plain.kv_type = BN_KV_F16;

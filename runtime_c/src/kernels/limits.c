@@ -9,6 +9,7 @@
 #include "limits.h"
 
 #include "bitnet_runtime.h"
+#include "system/memory.h"
 #include "system/pages.h"
 
 #include <stdatomic.h>
@@ -77,7 +78,8 @@ bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_
     if (status != BN_OK)
         return status;
     size_t size = (size_t)bytes / BN_HUGE_PAGE * BN_HUGE_PAGE;
-    uint8_t *buffer = bn_pages_new(&size);
+    uint8_t *buffer =
+        bn_memory_left("", BN_MEMORY_OWN, size).bytes < size ? NULL : bn_pages_new(&size);
     if (buffer == NULL) {
         bn_pool_free(pool);
         return BN_ERR_MEMORY;

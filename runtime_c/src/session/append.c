@@ -16,10 +16,12 @@ static bn_status append(bn_session *s, const bn_text *text, bn_logits logits, fl
     const bn_config *c = &s->stack->config;
     if (logits != BN_LOGITS_NONE && !c->has_head)
         return BN_ERR_NO_HEAD;
-    const int all = logits == BN_LOGITS_ALL && out != NULL;
-    const bn_want each = all ? BN_WANT_LOGITS : BN_WANT_NOTHING;
-    const bn_want last = logits == BN_LOGITS_NONE ? BN_WANT_NOTHING : BN_WANT_HIDDEN;
-    status = bn_run_text(s, text, each, all ? each : last, all ? out : NULL, c->vocab_size);
+    const bn_want wanted = logits == BN_LOGITS_NONE         ? BN_WANT_NOTHING
+                           : logits == BN_LOGITS_ALL && out ? BN_WANT_LOGITS
+                                                            : BN_WANT_HIDDEN; /* and its digest */
+    const bn_want each = logits == BN_LOGITS_ALL ? wanted : BN_WANT_NOTHING;
+    float *rows = wanted == BN_WANT_LOGITS ? out : NULL;
+    status = bn_run_text(s, text, each, wanted, rows, c->vocab_size);
     if (!status && logits == BN_LOGITS_LAST && out) {
         const float *row = bn_session_logits(s);
         if (!row)

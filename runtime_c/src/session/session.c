@@ -248,6 +248,10 @@ int32_t bn_session_cancelled(const bn_session *s) {
 }
 
 bn_status bn_session_reserve(bn_session *s, int32_t n) {
+    if (!s || n < 0)
+        return BN_ERR_ARGUMENT;
+    if (n > s->n_ctx - s->position)
+        return BN_ERR_CONTEXT;
     return bn_cache_prepare(&s->cache, (size_t)s->position, (size_t)n);
 }
 

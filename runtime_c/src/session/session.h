@@ -59,10 +59,6 @@ typedef struct bn_text {
 bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
 bn_status bn_check_text(const bn_session *s, const bn_text *text);
 
-/* Memory for the next n positions, before any work. Fails with BN_ERR_CACHE or BN_ERR_MEMORY, and
- * the session is as before. */
-bn_status bn_session_reserve(bn_session *s, int32_t n);
-
 /* bn_session_rewind to n, from 0 to the position, which does not take back a cancel. */
 bn_status bn_session_cut(bn_session *s, int32_t n);
 

@@ -7,6 +7,13 @@
 #include "choose.h"
 #include "sampler.h"
 
+static bn_status check_draft(const bn_session *s, const int32_t *draft, int32_t n) {
+    bn_status status = BN_OK;
+    for (int32_t i = 0; i < n && !status; i++)
+        status = bn_check_tokens(s, &draft[i], 1);
+    return status;
+}
+
 /* Before any work: what would be wrong, and memory for what is sure. */
 static bn_status check(const bn_entry *entry) {
     bn_session *s = entry->session;
@@ -15,8 +22,8 @@ static bn_status check(const bn_entry *entry) {
         status = bn_check_tokens(s, entry->tokens, entry->n_tokens);
     if (!status && entry->most > 0 && !s->stack->config.has_head)
         status = BN_ERR_NO_HEAD;
-    for (int32_t i = 0; i < entry->n_draft && !status; i++)
-        status = bn_check_tokens(s, &entry->draft[i], 1);
+    if (!status)
+        status = check_draft(s, entry->draft, entry->n_draft);
     if (!status && entry->most > 0)
         status = bn_check_sampler(entry->sampler, s->stack->config.vocab_size);
     return status ? status : bn_session_reserve(s, entry->n_tokens);
@@ -35,6 +42,9 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
         return BN_ERR_CONTEXT;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
+    bn_status status = check_draft(s, draft, n_draft);
+    if (status)
+        return status;
     int32_t token;
     const bn_sampler behind = bn_nth_sampler(sampler, 1, s->stack->config.vocab_size);
     bn_entry entry = {.session = s,
@@ -44,7 +54,7 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
                       .sampler = &behind,
                       .chosen = tokens + 1};
     bn_batch b = bn_batch_begin(s);
-    bn_status status = bn_choose(s, b.w, sampler, &token, NULL);
+    status = bn_choose(s, b.w, sampler, &token, NULL);
     if (n_draft > 0) { /* no others are made */
         entry.draft = draft + 1;
         entry.n_draft = !status && draft[0] == token ? bn_smaller(n_draft, most) - 1 : 0;

@@ -62,7 +62,7 @@ bn_status bn_turn_join(bn_model *m, bn_room wanted) {
     return status;
 }
 
-/* Who is not the last leaves at once; when the last has left, nobody has a turn for long. */
+/* Who is not the last leaves at once; when the last has left, nobody but images has a turn. */
 void bn_turn_leave(bn_model *m) {
     if (atomic_fetch_sub(&m->n_sessions, 1) > 1)
         return;
