@@ -99,6 +99,24 @@ def test_a_cancelled_task_ends_what_it_reads(slow: Model) -> None:
     asyncio.run(main())
 
 
+def test_an_end_waits_for_no_other_answer(slow: Model) -> None:
+    """Those take all the threads that asyncio has."""
+
+    async def main() -> None:
+        stream = slow.astream([1], max_tokens=20_000)
+        await anext(stream)
+        others = [asyncio.create_task(slow.agenerate([1, i], max_tokens=20_000)) for i in range(40)]
+        await asyncio.sleep(0.3)
+        await stream.aclose()
+        assert not any(other.done() for other in others)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run(main())
+    assert of(slow) == 0
+
+
 class Streamer:
     """As TextIteratorStreamer of transformers: one thread puts, another reads."""
 

@@ -136,6 +136,15 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
     assert model.verify_receipt(receipt).valid
 
 
+def test_a_format_needs_a_tokenizer(tmp_path: Path) -> None:
+    random_model(SMALL, tmp_path / "m", 1)
+    with Model.load(tmp_path / "m", threads=1) as model:
+        receipt = model.generate([1, 2, 3], max_tokens=3, receipt=True).receipt
+        assert receipt is not None and model.verify_receipt(receipt).valid
+        with pytest.raises(ReceiptError, match="tokenizer"):
+            model.verify_receipt(dataclasses.replace(receipt, sampling=receipt.sampling | {"grammar": 'root ::= "a"'}))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -155,7 +164,15 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
         (lambda f: json.dumps(f | {"tokens": [2**31, *f["tokens"][1:]]}), None),
         (lambda f: json.dumps(f | {"tokens": [*f["tokens"][:5], 10**3000, *f["tokens"][6:]]}), None),
         (lambda f: json.dumps(f | {"tokens": [*f["tokens"][:5], -1, *f["tokens"][6:]]}), None),
-        (lambda f: json.dumps(f | {"end": 2**64, "digests": [*f["digests"], None]}), None),
+        (lambda f: json.dumps(f | {"end": 2**64, "digests": [*f["digests"], None]}), "end"),
+        (lambda f: json.dumps(f | {"end": 2**64, "digests": [*f["digests"], None], "finish_reason": "stop"}), None),
+        (lambda f: json.dumps(f | {"end": 1, "digests": [*f["digests"], "0"], "finish_reason": "cancelled"}), "end"),
+        (lambda f: json.dumps(f | {"tokens": [], "digests": ["0"], "finish_reason": "cancelled"}), "digests"),
+        (
+            lambda f: json.dumps(f | {"sampling": f["sampling"] | {"max_tokens": 3}, "finish_reason": "cancelled"}),
+            None,
+        ),
+        (lambda f: json.dumps(f | {"sampling": {"regex": "a{1000000}", "max_tokens": 24}}), "regex"),
         (lambda f: json.dumps(f | {"prompt": [10**30]}), "prompt"),
         (lambda f: json.dumps(f | {"prompt": [-1]}), "prompt"),
         (lambda f: json.dumps(f | {"n_ctx": 10**12}), "n_ctx"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bitnet_runtime import (
     ContextLengthError,
     InvalidParameterError,
     Model,
+    Session,
     StateError,
     TokenizerError,
     available_isas,
@@ -114,6 +116,51 @@ def test_texts_share_a_cache_of_limited_size(path: Path) -> None:
         other.feed([5])  # the copy is closed
         other.reset()
         assert model.cache_bytes == used
+
+
+def test_a_text_that_finds_no_room_leaves_the_session_as_it_was(path: Path) -> None:
+    """Also one that goes to the library in pieces, of which the first would fit."""
+    with Model.load(path) as model:
+        limit = 192 * model.kv_bytes_per_token
+    with Model.load(path, cache_bytes=limit) as model, model.session() as session:
+        before = session.append([1, 2, 3])
+        long: Any = [1] * 200
+        calls: list[Callable[[], Any]] = [
+            lambda: session.append(long), lambda: session.append(long, "all"), lambda: session.feed(long),
+            lambda: session.score(long),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(CacheFullError):
+                call()
+            assert session.position == 3 and session.logits is not None and (session.logits == before).all()
+        session.reset()
+        with pytest.raises(CacheFullError):
+            session.embed(long, "mean")
+        assert session.position == model.cache_bytes == 0
+
+
+def test_an_answer_does_not_go_on_with_the_text_of_another(model: Model) -> None:
+    sampled: Any = {"temperature": 1, "max_tokens": 20}
+    others: list[Callable[[Session], Any]] = [
+        lambda session: model.generate([4, 4, 4], session=session, **sampled),
+        lambda session: session.append([1]),
+        lambda session: session.step(1),
+        lambda session: session.rewind(2),
+        lambda session: session.seed(5),
+    ]
+    for other in others:
+        with model.session() as session:
+            stream = model.stream([1, 2, 5], session=session, seed=1, **sampled)
+            next(stream)
+            session.cancel()  # which is no other text
+            session.rewind(session.position)
+            while next(stream).token is None:
+                pass
+            other(session)
+            with pytest.raises(StateError, match="a session of its own"):
+                list(stream)
+            tokens = model.generate([1, 2, 5], session=session, seed=1, **sampled).tokens
+        assert tokens == model.generate([1, 2, 5], seed=1, **sampled).tokens
 
 
 def test_append_none_keeps_no_logits(model: Model) -> None:

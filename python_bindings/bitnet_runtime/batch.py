@@ -53,5 +53,5 @@ def _check(sessions: Sequence[Session], sizes: Sequence[int], status: int) -> No
         raise InvalidParameterError(f"sessions {found}, expected different ones of one model", "sessions")
     if status == lib.BN_ERR_CONTEXT:
         for session, n in zip(sessions, sizes, strict=True):
-            session._room(n)
+            session._fit(n)
     check_all(sessions, status)

@@ -83,6 +83,7 @@ class Stream(Reading):
         self._missing: list[int] = []  # of the prompt and of what was chosen, not yet in the session
         self._unread = len(prompt)  # tokens of the prompt that are missing
         self._begun = False
+        self._changes = 0  # of the session, when it had begun
         self._entry: Entry | None = None  # that of all its passes
         self._computed = 0  # tokens of the prompt
         self._prompt_seconds = self._seconds = 0.0
@@ -159,7 +160,7 @@ class Stream(Reading):
             self._model.require_head()
             self._model.require_embedding()
             held = self._session._keep(self._prompt)
-            self._session._room(len(self._prompt) - held)
+            self._session._fit(len(self._prompt) - held)
             self._missing, self._unread = list(self._prompt[held:]), len(self._prompt) - held
         else:
             rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
@@ -169,6 +170,7 @@ class Stream(Reading):
         self._force()
         if not self._missing:
             self._draw()
+        self._changes = self._session._changes
         self._begun = True
         self._prompt_seconds = time.perf_counter() - begin
 
@@ -192,7 +194,7 @@ class Stream(Reading):
         self, tokens: Sequence[int], sampler: Sampler | None = None, guesses: Sequence[int] = (), most: int = 0
     ) -> Entry:
         if self._entry is None:
-            self._entry = Entry(self._session, tokens, sampler, guesses, most)
+            self._entry = Entry(self._session, tokens, sampler, guesses, most, self._changes)
         else:
             self._entry.ask(tokens, sampler, guesses, most)
         return self._entry

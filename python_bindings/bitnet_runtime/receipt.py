@@ -80,7 +80,7 @@ class Receipt:
             "n_ctx": type(self.n_ctx) is int,
             "prompt": _are_ids(self.prompt) and bool(self.prompt),
             "tokens": _are_ids(self.tokens),
-            "end": self.end is None or _are_ids([self.end]),
+            "end": self.end is None or (_are_ids([self.end]) and self.finish_reason == "stop"),
             "finish_reason": self.finish_reason in FINISH,
             "seed": type(self.seed) is int,
             "sampling": isinstance(self.sampling, dict) and not {"seed", "draft"} & self.sampling.keys(),

@@ -79,6 +79,7 @@ class Session(SessionInput):
         """Append one token and keep its logits; `feed` for the inner loop."""
         with self._lock:
             handle = self._open
+            self._changes += 1
             self._token[0] = token
             status = lib.bn_session_append(handle.pointer, self._token, 1, lib.BN_LOGITS_LAST, ffi.NULL)
             if status:
@@ -94,6 +95,7 @@ class Session(SessionInput):
         out, n = ffi.new("int32_t[]", most), self._token
         with self._lock:
             handle = self._open
+            self._changes += 1
             self._check(lib.bn_session_step(handle.pointer, sampler.struct, guesses, len(draft), out, most, n))
             return list(ffi.unpack(out, n[0]))
 

@@ -201,7 +201,14 @@ class SessionInput(SessionState):
         return ffi.from_buffer("float[]", embedding_rows(embeddings, self._model.info.dim, rows))
 
     def _room(self, n: int) -> Handle:
-        """The handle, when n more tokens fit."""
+        """The handle, when n more tokens fit, and with memory for all of them: they go to the library in pieces."""
+        handle = self._fit(n)
+        self._check(lib.bn_session_reserve(handle.pointer, n))
+        self._changes += 1
+        return handle
+
+    def _fit(self, n: int) -> Handle:
+        """The handle, when n more tokens fit the context."""
         if self._model.mask == "bidirectional" and self.position:
             raise StateError(
                 "a bidirectional text comes whole, in one call, and this session holds one; reset() it before"

@@ -34,6 +34,7 @@ class SessionState(Closing, Unique):
         self._ending = threading.RLock()  # of a Stream that ends or is closed; held for a moment only
         self._token = ffi.new("int32_t *")
         self._note = b""
+        self._changes = 0  # by calls other than those of the answer that was begun last
         _sessions[id(self)] = self
         model._open  # noqa: B018  raises if close() came before it could see this session
 
@@ -45,6 +46,7 @@ class SessionState(Closing, Unique):
         number = whole("seed", seed, 0, 2**64 - 1)
         with self._lock:
             handle = self._open
+            self._changes += 1
             lib.bn_session_seed(handle.pointer, number)
 
     @property
@@ -102,6 +104,7 @@ class SessionState(Closing, Unique):
         the model then says means nothing."""
         with self._lock:
             handle = self._open
+            self._changes += 1
             self._check(lib.bn_session_repeat(handle.pointer, whole("n", n, lib.BN_REPEATED, self.n_ctx)))
 
     def reset(self) -> None:
@@ -131,6 +134,7 @@ class SessionState(Closing, Unique):
 
     def _cut(self, n: int) -> None:
         handle = self._open
+        self._changes += n < self.position
         check(lib.bn_session_rewind(handle.pointer, n))  # ends a cancel, which may have come this moment
         if self._cancelled:
             lib.bn_session_cancel(handle.pointer)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import BitnetError
+from bitnet_runtime.errors import BitnetError, StateError
+from bitnet_runtime.handles import Handle
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 from bitnet_runtime.session_state import turns
@@ -21,7 +22,8 @@ class Entry:
     """
 
     __slots__ = (
-        "_chosen", "_draft", "_sampler", "_tokens", "chosen", "error", "seconds", "session", "struct", "tokens",
+        "_changes", "_chosen", "_draft", "_sampler", "_tokens", "chosen", "error", "seconds", "session", "struct",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -31,8 +33,10 @@ class Entry:
         sampler: Sampler | None = None,
         draft: Sequence[int] = (),
         most: int = 0,
+        changes: int | None = None,
     ) -> None:
-        self.session, self.struct = session, ffi.new("bn_entry *")
+        """changes: those of the session when it got the text that goes on here; None: it is not asked whose it is."""
+        self.session, self.struct, self._changes = session, ffi.new("bn_entry *"), changes
         self._tokens = self._draft = self._chosen = _NONE
         self.chosen: list[int] = []  # then the session holds the tokens and all of these but the last
         self.error: BitnetError | None = None
@@ -58,6 +62,14 @@ class Entry:
         struct.sampler, self._sampler = sampler.struct if sampler else ffi.NULL, sampler
         struct.n_chosen = struct.status = 0  # a call that is refused leaves these as they are
 
+    def handle(self) -> Handle:
+        """Of the session. Raises StateError: it has another text by now; ClosedError."""
+        if self._changes not in (None, self.session._changes):
+            raise StateError(
+                "another call used the session while this answer was made; give each answer a session of its own"
+            )
+        return self.session._open
+
     @property
     def memory(self) -> tuple[object, ...]:
         """All that the struct points to. Who holds it can use a copy of the struct whatever is asked meanwhile."""
@@ -80,7 +92,7 @@ def _step(entries: Sequence[Entry]) -> None:
     for entry in entries:
         entry.chosen, entry.error = [], None
         try:
-            handle = entry.session._open
+            handle = entry.handle()
         except BitnetError as error:
             entry.error = error
             continue

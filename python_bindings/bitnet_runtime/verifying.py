@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, shown
+from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, TokenizerError, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.ids import token_ids
@@ -50,10 +50,10 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
         )  # fmt: skip
     try:
         stream = _stream(model, receipt, digests[receipt.adapter])
-    except InvalidParameterError as error:
+        with stream._session, stream:
+            return _compare(stream, receipt)
+    except (InvalidParameterError, TokenizerError) as error:  # of the options, also of a format on its way
         raise ReceiptError(f"the receipt cannot be of this model: {error}") from None
-    with stream._session, stream:
-        return _compare(stream, receipt)
 
 
 def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
@@ -63,7 +63,8 @@ def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
     prompt = token_ids(receipt.prompt, "prompt", model.vocab_size)
     options = receipt.options()
     if receipt.finish_reason == "cancelled":  # there may be more of it
-        vars(options)["max_tokens"] = len(receipt.tokens)
+        most, n = options.max_tokens, len(receipt.tokens)
+        vars(options)["max_tokens"] = n if most is None else min(n, most)
     session = Session._new(model, receipt.n_ctx, receipt.kv_type, adapter)
     try:
         if len(prompt) > session.n_ctx:
