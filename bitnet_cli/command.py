@@ -1,7 +1,7 @@
 """The `bitnet` command: one parser, which imports the module of the verb that is typed.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
-130 Ctrl-C.
+130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -91,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
     try:
-        code = _run(argv)
+        with _ending():
+            code = _run(argv)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:  # as the answer goes out
@@ -99,6 +103,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has left: nothing more to say, to anyone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """What ends a program ends it as Ctrl-C does: with its temporary files removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    theirs = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in theirs.items() if handler == signal.SIG_DFL]  # nohup ignores one
+    for number in ours:
+        signal.signal(number, lambda sent, _: sys.exit(128 + sent))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -50,6 +50,14 @@ def test_a_model_of_which_nothing_is_known(tmp_path: Path) -> None:
     assert "λ" not in page and "learnt from" not in page and "begun with" not in page
 
 
+def test_a_model_without_ternary_weights_is_not_called_ternary(tmp_path: Path) -> None:
+    random_model(PRESETS["tiny"], tmp_path / "t.bitnet")
+    assert "- ternary" in (told := card.card(PackedFile.open(tmp_path / "t.bitnet"), "m")) and "-1, 0 or 1" in told
+    random_model(PRESETS["tiny"].replace(ternary=()), tmp_path / "m.bitnet")
+    page = card.card(PackedFile.open(tmp_path / "m.bitnet"), "m")
+    assert "tags:" not in page and "b1.58" not in page and "| ternary weights | 0 |" in page
+
+
 @pytest.mark.parametrize("known", [
     3, {"training": 3, "validation": [1]}, {"training": {"lr": {"a": []}, "data": {"x": "y"}, "quantize_warmup": "z"}},
     {"tokens": "many", "step": True, "training": {"chat": ["a\n# b", "| x |", "<script>"], "source": "\x1b[31m" * 900}},

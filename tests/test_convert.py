@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -307,11 +308,12 @@ def test_errors_of_writing_name_what_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf", "onnx", None])
-def test_ctrl_c_leaves_nothing(
-    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str | None
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str | None, sent: signal.Signals
 ) -> None:
     def pressed(_: int) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(sent)
 
     source = own
     if to is None:
@@ -319,7 +321,8 @@ def test_ctrl_c_leaves_nothing(
         assert main(["convert", str(own), str(source), "--to", "hf"]) == 0
     before = sorted(os.listdir(own.parent))
     monkeypatch.setattr("os.fsync", pressed)
-    assert main(["convert", str(source), str(own.with_name("out")), *(["--to", to] if to else [])]) == 130
+    assert main(["convert", str(source), str(own.with_name("out")), *(["--to", to] if to else [])]) == 128 + sent
+    assert signal.getsignal(sent) in (signal.SIG_DFL, signal.default_int_handler)
     assert sorted(os.listdir(own.parent)) == before
 
 

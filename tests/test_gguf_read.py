@@ -365,7 +365,7 @@ def llama3_factors(theta, dim, factor, low, high, context):
     return np.array(factors, np.float32)
 
 
-@pytest.mark.parametrize(("factor", "context"), [(8, 8192), (32, 8192), (4, 1024)])
+@pytest.mark.parametrize(("factor", "context"), [(8, 8192), (32, 8192), (4, 1024), (8, 32), (8, 1000), (2, 131072)])
 def test_llama3_scaling_is_found_in_its_factors(factor, context, tmp_path):
     made, _ = small(tmp_path, head_dim=64)
     factors = llama3_factors(5e5, 64, factor, 1, 4, context)

@@ -77,6 +77,20 @@ def test_int8_linears(name: str, tmp_path: Path) -> None:
     assert stored(large) == {"F32"} and small < large.stat().st_size
 
 
+def test_a_folder_with_int8_linears_goes_one_way(tmp_path: Path) -> None:
+    hf_families.save("llama", tmp_path / "model")
+    for linears, goes_back in (("int8", False), ("f32", True)):
+        packed, folder = tmp_path / f"{linears}.bitnet", tmp_path / linears
+        convert(tmp_path / "model", packed, linears=linears, tokens=100)
+        notes = write_folder(packed, folder).notes
+        assert any("cannot be converted again" in note for note in notes) is not goes_back
+        if goes_back:
+            convert(folder, tmp_path / "back.bitnet", tokens=100)
+        else:
+            with pytest.raises(ValueError, match="not ternary; linear layers of int8 are read from the packed file"):
+                convert(folder, tmp_path / "back.bitnet", tokens=100)
+
+
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hf_families.save("llama", tmp_path / "model")
     words = ["convert", str(tmp_path / "model"), str(tmp_path / "m.bitnet"), "--tokens", "64", "--json"]

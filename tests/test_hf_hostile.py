@@ -48,6 +48,8 @@ def test_no_config(tmp_path):
     refused_here = tmp_path / "empty"
     refused_here.mkdir()
     refused(refused_here, "no config.json")
+    (refused_here / "config.json").write_text("{}")
+    refused(refused_here, "an empty config.json")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +167,13 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
     with pytest.raises(ValueError, match="has no adapters"):
         export_adapter(base / "run", base / "model.bitnet", tmp_path / "a.bitnet", tokens=500)
     assert PackedFile.open(base / "model.bitnet").weights and not list(tmp_path.glob(".*"))
+
+
+def test_an_adapter_does_not_replace_its_base(base: Path, tmp_path: Path) -> None:
+    packed, link = shutil.copy(base / "model.bitnet", tmp_path / "base.bitnet"), tmp_path / "link.bitnet"
+    link.symlink_to(packed)
+    before = packed.read_bytes()
+    for given in (packed, link):
+        with pytest.raises(FileExistsError, match="is the source and would be replaced"):
+            export_adapter(base / "run", given, packed, tokens=500)
+    assert packed.read_bytes() == before

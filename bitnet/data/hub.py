@@ -44,7 +44,8 @@ def rows_of(source: str, column: str) -> Iterable[Any]:
         else:
             rows = datasets.load_dataset(name, *config, split=part, streaming=kind == STREAMED)
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source!r} cannot be read: {error}") from None
+        why = f": {error.__cause__}" if error.__cause__ else ""  # the library names the file there
+        raise DataError(f"{source!r} cannot be read: {error}{why}") from None
     columns = rows.column_names or list(next(iter(rows), {}))  # a stream may not know them
     if column not in columns:
         raise DataError(

@@ -5,8 +5,8 @@
  *     echo '1 2 3
  *     7 7' | example_batch model.bitnet COUNT
  *
- * prints a line of COUNT more for each. The weights are read once for all texts, so several cost
- * little more than one, and each text is what it would be alone.
+ * prints a line of COUNT more for each, of 16 lines at most. The weights are read once for all
+ * texts, so several cost little more than one, and each text is what it would be alone.
  */
 #include "example.h"
 #include <string.h>
@@ -79,6 +79,10 @@ int main(int argc, char **argv) {
     while (n < MOST_TEXTS && fgets(line, sizeof line, stdin)) {
         read_text(model, line, &texts[n]);
         n += texts[n].n > 0;
+    }
+    if (n == MOST_TEXTS && fgets(line, sizeof line, stdin)) {
+        fprintf(stderr, "more than %d lines\n", MOST_TEXTS);
+        return 2;
     }
     while (pass(texts, n, count) > 0)
         continue;

@@ -37,6 +37,7 @@ def export_adapter(
     """
     model, out = PackedFile.open(base), Path(out)
     spare(Path(checkpoint), out)
+    spare(Path(base), out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         file = Path(folder) / "whole.bitnet"
         encoding = next((r.encoding.bits for r in model.tensors.values() if r.encoding.bits), "2.0")

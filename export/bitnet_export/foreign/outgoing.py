@@ -167,7 +167,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     A folder that is there must be empty. Killed half-way, a program leaves `path` as it was, and a hidden folder.
     """
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
-        raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
+        found = "is a link" if path.is_symlink() else "is there already"
+        raise FileExistsError(f"{path} {found}; give a new folder, or remove it first")
     with renaming(path) as temporary:
         temporary.mkdir()
         yield temporary

@@ -44,7 +44,7 @@ BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
 PRESET = "`bitnet train --preset gguf` trains a model that llama.cpp takes, with its tokenizer"
 
-_FREE = (*SIZES, "ternary", "weight_scale", "head_format")
+_FREE = (*SIZES, "ternary", "weight_scale", "head_format", "dropout")
 _RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
 # No biases of the FFN: llama.cpp adds them before it multiplies by `.scale`.
 _BIASES: dict[str, tuple[Any, ...]] = dict.fromkeys(("qkv_bias", "o_bias"), (False, True))

@@ -31,10 +31,12 @@ def write_card(folder: Path, file: PackedFile, name: str) -> None:
 def card(file: PackedFile, name: str) -> str:
     said = file.metadata.get("provenance")
     known: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    is_ternary = any(record.encoding.ternary for record in file.tensors.values())
+    kind = "Weights that are -1, 0 or 1 times a scale (BitNet b1.58), made" if is_ternary else "Converted"
     parts = [
-        _front(file.configs[0]),
+        _front(file.configs[0], is_ternary),
         f"# {_text(name)}",
-        "Weights that are -1, 0 or 1 times a scale (BitNet b1.58), made with bitnet-edge.",
+        f"{kind} with bitnet-edge.",
         "## Model",
         _table(_model(file)),
         "## Training",
@@ -48,12 +50,13 @@ def card(file: PackedFile, name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _front(config: ModelConfig) -> str:
+def _front(config: ModelConfig, is_ternary: bool) -> str:
     """What the hub reads."""
     task = "feature-extraction" if not config.has_head else "fill-mask"
     if config.has_head and config.mask != "bidirectional":
         task = "image-text-to-text" if config.vision else "text-generation"
-    return f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- bitnet\n- ternary\n---"
+    tags = "\ntags:\n- bitnet\n- ternary" if is_ternary else ""
+    return f"---\nlibrary_name: transformers\npipeline_tag: {task}{tags}\n---"
 
 
 def _model(file: PackedFile) -> Rows:

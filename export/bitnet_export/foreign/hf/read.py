@@ -36,7 +36,8 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     folder = Folder(path)
     values = folder.json("config.json")
     if not values:
-        raise SourceError(f"{path} has no config.json; expected a Hugging Face folder")
+        found = "an empty config.json" if folder.has("config.json") else "no config.json"
+        raise SourceError(f"{path} has {found}; expected a Hugging Face folder")
     what = str(path / "config.json")
     architecture, family = family_of(values, what)
     families = [family, *([family.vision.of_part(values, what)] if family.vision else [])]

@@ -150,7 +150,10 @@ class Weights:
         if found is not None:
             return found if scale is None else found._replace(scales=found.scales * scale)
         if scale is not None:
-            raise SourceError(f"{entry.what} has a weight_scale, but its values are not ternary")
+            raise SourceError(
+                f"{entry.what} has a weight_scale, but its values are not ternary; linear layers of int8 are read from "
+                "the packed file or the folder that they were made of"
+            )
         if not self.masters:
             raise SourceError(
                 f"{entry.what} is not ternary, that of the first layer is, and config.json says nothing of BitNet; "

@@ -112,6 +112,8 @@ def write_folder(
     ]
     if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
+    if any(_is_int8_linear(record) for record in file.tensors.values()):
+        notes.append("linear layers of int8 are for transformers alone: this folder cannot be converted again")
     notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     method = ", quant_method bitnet" if quantizes(file) else ""
     return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
@@ -184,6 +186,11 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
 
 def _is_ternary(record: Record) -> bool:
     return record.encoding.ternary
+
+
+def _is_int8_linear(record: Record) -> bool:
+    quantized = record.key.part == 0 and record.scope != encodings.SCALE_NONE
+    return quantized and ROLES[record.key.role] in TERNARY_LINEARS and not _is_ternary(record)
 
 
 def _is_packed(record: Record) -> bool:
