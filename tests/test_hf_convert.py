@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 import hf_families
 from bitnet_cli import main
 from bitnet_export import PackedFile
+from bitnet_export.checkpoint.verify import VerificationError
 from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.packed import encodings, records
@@ -75,6 +76,18 @@ def test_int8_linears(name: str, tmp_path: Path) -> None:
     small, large = (tmp_path / "m.bitnet").stat().st_size, tmp_path / "f32.bitnet"
     convert(tmp_path / "model", large, head="f32", linears="f32", tokens=100)
     assert stored(large) == {"F32"} and small < large.stat().st_size
+
+
+def test_what_a_model_of_floats_cannot_be(tmp_path: Path) -> None:
+    theirs = hf_families.save("llama", tmp_path / "model")
+    with pytest.raises(ValueError, match=r"`up` and `down` by lines, those of .*model are floats"):
+        convert(tmp_path / "model", tmp_path / "m.bitnet", sparse=True, tokens=64)
+    with torch.no_grad():
+        theirs.model.embed_tokens.weight.mul_(1e37)
+    theirs.save_pretrained(tmp_path / "large")
+    with pytest.raises(VerificationError, match="not finite: some of its weights are far too large"):
+        convert(tmp_path / "large", tmp_path / "m.bitnet", tokens=64)
+    assert not (tmp_path / "m.bitnet").exists()
 
 
 def test_a_folder_with_int8_linears_goes_one_way(tmp_path: Path) -> None:

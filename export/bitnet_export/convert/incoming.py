@@ -91,7 +91,7 @@ def convert(
     reads only those that are not multiplied with 0; for FFNs with relu². tokens: how many are scored
     by engine and reference.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
-    VerificationError; OSError.
+    VerificationError; ValueError: it has no lines to be sparse; OSError.
     """
     from .verify_source import verify_source
 
@@ -105,6 +105,10 @@ def convert(
 
     with open_source(source) as model:
         progress(f"found {model.what}")
+        if sparse and not set(encodings.LINES) <= set(model.config.ternary):
+            raise ValueError(
+                f"sparse stores ternary `up` and `down` by lines, those of {source} are floats; leave it out"
+            )
         pack_source(
             model, out, encoding=encoding, head=head, linears=linears, sparse=sparse, check=check, progress=progress
         )

@@ -55,7 +55,7 @@ def verify_source(
 
     Raises VerificationError saying what differs.
     """
-    from bitnet_runtime import Model
+    from bitnet_runtime import Model, NumericError
 
     file = PackedFile.open(path)
     config, weights = file.configs[0], _Weights(file)
@@ -63,10 +63,15 @@ def verify_source(
     images = images_of(file.configs[1], IMAGES) if len(file.configs) > 1 else None
     passes = _passes(texts, texts[1:], config.head_format, linears)
     progress("comparing with the source: the engine")
-    with Model.load(path, kv_type="f32", verify=False) as engine:
-        all_logits = _prompt_logits(engine, texts[0].inputs) if config.has_head else None
-        found = [engine_scores(engine, ModelConfig.of_stacks(file.configs), each) for each in texts]
-        seen = None if images is None else engine_scores(engine, file.configs[1], images)
+    try:
+        with Model.load(path, kv_type="f32", verify=False) as engine:
+            all_logits = _prompt_logits(engine, texts[0].inputs) if config.has_head else None
+            found = [engine_scores(engine, ModelConfig.of_stacks(file.configs), each) for each in texts]
+            seen = None if images is None else engine_scores(engine, file.configs[1], images)
+    except NumericError:
+        raise VerificationError(
+            "the model computes numbers that are not finite: some of its weights are far too large, or damaged"
+        ) from None
     progress("comparing with the source: the reference, layer by layer")
     with torch.inference_mode():
         sight, shown = ([], None) if images is None else _see(source, images, texts, linears, weights.compare)

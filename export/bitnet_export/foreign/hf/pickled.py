@@ -47,7 +47,8 @@ def _load(path: Any, what: str) -> dict[Any, Any]:
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError,
             OSError, OverflowError, MemoryError, AssertionError) as error:  # fmt: skip
         first = str(error).split("\n", 1)[0]
-        raise SourceError(f"{what} is no checkpoint of tensors alone that torch.save wrote: {first:.160}") from None
+        why = "" if first.startswith("Weights only") else f": {first:.160}"  # which goes on for programmers
+        raise SourceError(f"{what} is no checkpoint of tensors alone that torch.save wrote{why}") from None
     if not isinstance(state, dict):
         raise SourceError(f"{what} holds a {type(state).__name__}, expected a dictionary of tensors")
     return state
