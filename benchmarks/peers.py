@@ -69,7 +69,9 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             "name the shape with --shape, or the packed file with --packed"
         )
     runs = take_turns(path, args.name, lambda threads: run_peer(args, threads), args)
-    read = {OURS: info.bytes_per_token + cache, args.name: theirs["model_bytes"] + cache}
+    # Some count a table twice that is embedding and head.
+    model_bytes = min(theirs["model_bytes"], args.model.stat().st_size)
+    read = {OURS: info.bytes_per_token + cache, args.name: model_bytes + cache}
     return {
         "model": args.model.name,
         "versions": {args.name: theirs["version"]},
