@@ -447,10 +447,10 @@ BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t si
                                  bn_session **session, const uint8_t **note, uint64_t *note_size,
                                  char *detail);
 
-/* Take the memory of the next n tokens now, n >= 0, so that no call which appends them fails for want
- * of it: a text can come in pieces, and is refused before the first of them. It goes back
- * with the rest, when the session is freed or rewound to 0. Fails with BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_MEMORY; then the
- * session is as before. */
+/* Take the memory of the next n tokens now, n >= 0, so that no call which appends them fails for
+ * want of it: a text can come in pieces, and is refused before the first of them. It goes back with
+ * the rest, when the session is freed or rewound to 0. Fails with BN_ERR_CONTEXT, BN_ERR_CACHE or
+ * BN_ERR_MEMORY; then the session is as before. */
 BN_API bn_status bn_session_reserve(bn_session *session, int32_t n);
 
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],

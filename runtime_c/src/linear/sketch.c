@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * sketch.c: whether the sketches of a packed file are those of their codes (export/FORMAT.md
- * §4). The head trusts them (screen.c): another sketch could hide the likeliest token. Every sum here
- * is exact, so step and deviation are compared as bits.
+ * §4). The head trusts them (screen.c): another sketch could hide the likeliest token. Every sum
+ * here is exact, so step and deviation are compared as bits.
  */
 #include "sketch.h"
 
