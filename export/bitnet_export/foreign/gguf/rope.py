@@ -61,8 +61,8 @@ def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
     """The parameters of Llama 3's rule, which a GGUF has only as the table of factors that follows from them.
 
     Its frequencies are those of RoPE divided by the table. All published models have low = 1 and
-    high = 4; the factor is the largest of the table. The original context follows from a factor that is neither that
-    nor 1; where there is none several give the same table, and a power of two is looked for.
+    high = 4; the factor is the largest of the table, the original context a power of two, or what follows from a
+    factor that is neither 1 nor the largest.
     """
     tensor = file.tensor(_FACTORS)
     if not isinstance(tensor, Floats) or tensor.shape != (dim // 2,):
@@ -73,7 +73,7 @@ def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
     options = {"rope_scaling": "llama3", "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0}
     factor = float(factors.max())
     if factor > 1:  # NaN is not
-        for context in (*_contexts(factors, theta, dim), *(1 << power for power in range(25))):
+        for context in (*(1 << power for power in range(25)), *_contexts(factors, theta, dim)):
             if np.allclose(_llama3_factors(theta, dim, factor, context), factors, rtol=_CLOSE, atol=0):
                 return options | {"rope_factor": factor, "rope_original_context": context}
     raise SourceError(
