@@ -125,6 +125,9 @@ def test_the_engine_scores_as_one_pass_does(tmp_path: Path) -> None:
                 total -= log_probabilities(logits, row[1:].tolist())[-new:].sum()
             found = evaluate_packed(model, text, 16)
             assert found.tokens == 16 + (text.windows(16) - 1) * stride
+            for limit in (1, 16, 30, 33):
+                few = evaluate_packed(model, text, 16, limit).tokens
+                assert few == 16 or limit - stride < few <= limit
             assert found.nats_per_token == pytest.approx(total / found.tokens, rel=1e-6)  # scores are fp32
 
 

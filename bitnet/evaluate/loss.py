@@ -145,6 +145,11 @@ def chosen_windows(n: int, wanted: int) -> list[int]:
     return [i * n // wanted for i in range(wanted)]
 
 
+def _within(limit: int, context: int, stride: int) -> int:
+    """Windows that have so many tokens that count, at least one; 0: all. Of the first all count."""
+    return 1 + max(0, limit - context) // stride if limit else 0
+
+
 def _too_short(n_tokens: int, context: int) -> corpus.DataError:
     return corpus.DataError(
         f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
@@ -178,7 +183,7 @@ def evaluate(
     if n < 1:
         raise _too_short(tokens.n_tokens, context)
     each = tokens.stride if isinstance(tokens, Overlapping) else context
-    chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
+    chosen = chosen_windows(n, _within(limit, context, each))
     sums, right = np.zeros(6), 0
     with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
@@ -222,7 +227,7 @@ def evaluate_packed(model: Model, text: Overlapping, context: int, limit: int = 
     n = text.windows(context)
     if n < 1:
         raise _too_short(text.n_tokens, context)
-    chosen = chosen_windows(n, max(1, limit // text.stride) if limit else 0)
+    chosen = chosen_windows(n, _within(limit, context, text.stride))
     counted = [text.new(i, context) for i in chosen]
     with model.session(n_ctx=context) as session:
         rows = zip(chosen, counted, strict=True)
