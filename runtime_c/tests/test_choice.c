@@ -235,6 +235,45 @@ static void test_drafts(const bn_sampler *sampler, uint64_t random) {
     bn_session_free(right);
 }
 
+/* A text alone goes on for a moment, to the end of what is asked or of its context, and with what
+ * is allowed for one token not at all. */
+static void test_moment(const bn_sampler *sampler) {
+    int32_t expected[NEW], chosen[NEW];
+    bn_session *right = reference(sampler, expected), *s = prompted(model, &plain, prompt);
+    bn_entry e = {.session = s,
+                  .tokens = expected,
+                  .n_tokens = 1,
+                  .most = NEW - 1,
+                  .moment = 1e6f,
+                  .sampler = sampler,
+                  .chosen = chosen};
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == NEW - 1 && bn_session_position(s) == PROMPT + NEW - 1);
+    CHECK(memcmp(chosen, expected + 1, (NEW - 1) * sizeof *chosen) == 0);
+    ok(bn_session_append(s, &expected[NEW - 1], 1, BN_LOGITS_LAST, NULL));
+    same_logits(s, right);
+    bn_session_free(s);
+    bn_session_options small = plain;
+    small.n_ctx = PROMPT + 5;
+    e.session = s = prompted(model, &small, prompt);
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 5 && bn_session_position(s) == PROMPT + 5);
+    CHECK(memcmp(chosen, expected + 1, 5 * sizeof *chosen) == 0);
+    bn_session_free(s);
+    bn_sampler held = *sampler;
+    static uint32_t every[(VOCAB + 31) / 32];
+    memset(every, 0xff, sizeof every);
+    held.allowed = every;
+    e.session = s = prompted(model, &plain, prompt);
+    e.sampler = &held;
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 1 && chosen[0] == expected[1]);
+    e.moment = -1;
+    CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_ARGUMENT);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
 /* A guess that is no token is wrong whatever is chosen. */
 static void test_wrong_guesses(void) {
     bn_session *s = prompted(model, NULL, prompt);
@@ -273,6 +312,7 @@ int main(void) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
         test_allowed(&samplers[i], (uint64_t)i);
+        test_moment(&samplers[i]);
     }
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++)
         test_drafts(&samplers[2], 9);

@@ -189,6 +189,7 @@ static bn_entry enter(going *g, mirror *m, uint64_t *random) {
                   .tokens = g->tokens,
                   .n_tokens = 1 + (int32_t)check_below(random, (size_t)longest),
                   .most = (int32_t)check_below(random, LONGEST),
+                  .moment = (float)check_below(random, 2),
                   .sampler = &samplers[check_below(random, SAMPLERS)],
                   .draft = g->draft,
                   .chosen = g->chosen};
