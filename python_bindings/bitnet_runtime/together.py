@@ -48,7 +48,9 @@ class Passes:
             if stream.loads and left < 1:
                 break
             try:
-                entries.append((stream, stream.entry(max(1, left), guesses)))
+                entry = stream.entry(max(1, left), guesses)
+                entry.struct.moment = 0  # others may come, and passes are timed
+                entries.append((stream, entry))
                 left -= min(stream.loads, left)
             except Exception as error:
                 yield stream, error
