@@ -46,7 +46,7 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(entries[0].chosen))
 
     monkeypatch.setattr("bitnet_runtime.generation.step_batch", counted)
-    monkeypatch.setattr("bitnet_runtime.steps.MOMENT", 0)
+    monkeypatch.setattr("bitnet_runtime.generation.MOMENT", 0)
     return found
 
 

@@ -13,6 +13,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("README.md", "| | here | compared with |", ("scaling", "qat_gap-1m", "vs_llama_cpp-bitnet-2b4t")),
     ("docs/performance.md", "| | threads | here | of the limit |", ("vs_llama_cpp-bitnet-2b4t",)),
     ("docs/performance.md", "| | here | llama.cpp |", ("vs_llama_cpp-bitnet-2b4t",)),
+    ("docs/performance.md", "| beside ik_llama.cpp |", ("peers-ik_llama.cpp",)),
     (
         "docs/performance.md",
         "| | threads | tok/s | of the limit |",

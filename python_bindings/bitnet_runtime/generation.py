@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 8  # tokens of a step that the engine guesses for, at most
+MOMENT = 0.5e-3
+"""Seconds for which the engine goes on unasked: with a small model to ask takes as long as a token. In a session of
+somebody else it does not, as that holds what was asked for and no more."""
 
 
 class Stream(Reading):
@@ -117,6 +120,7 @@ class Stream(Reading):
 
     def _advance(self) -> Piece:
         """One token further."""
+        self._session._open  # noqa: B018  raises, also where tokens are at hand
         if not self._begun:
             self.begin()
         while not self.ready:
@@ -195,6 +199,7 @@ class Stream(Reading):
     ) -> Entry:
         if self._entry is None:
             self._entry = Entry(self._session, tokens, sampler, guesses, most, self._changes)
+            self._entry.struct.moment = MOMENT if self._owned else 0
         else:
             self._entry.ask(tokens, sampler, guesses, most)
         return self._entry

@@ -13,8 +13,6 @@ from bitnet_runtime.session import Session
 from bitnet_runtime.session_state import turns
 
 _NONE = ffi.new("int32_t[]", 0)
-MOMENT = 0.5e-3
-"""Seconds for which a text alone goes on without coming back: with a small model to ask takes as long as a token."""
 
 
 class Entry:
@@ -39,7 +37,6 @@ class Entry:
     ) -> None:
         """changes: those of the session when it got the text that goes on here; None: it is not asked whose it is."""
         self.session, self.struct, self._changes = session, ffi.new("bn_entry *"), changes
-        self.struct.moment = MOMENT
         self._tokens = self._draft = self._chosen = _NONE
         self.chosen: list[int] = []  # then the session holds the tokens and all of these but the last
         self.error: BitnetError | None = None
