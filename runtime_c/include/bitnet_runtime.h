@@ -551,8 +551,8 @@ typedef struct bn_entry {
     const int32_t *tokens; /* int32[n_tokens], n_tokens >= 1: a piece of a prompt, or what was */
     int32_t n_tokens;      /* chosen last */
     int32_t most;          /* tokens to choose; 0: none, and there will be no logits */
-    float moment;          /* seconds: a text alone without a draft goes on in more passes, for as
-                            * long as fewer have passed; 0: one pass */
+    float moment;          /* seconds: a text alone, without `draft` and `allowed`, goes on in more
+                            * passes for as long as fewer have passed; 0: one pass */
     const bn_sampler *sampler; /* NULL: temperature 0. A row of `allowed` for each token chosen, or
                                 * for one */
     const int32_t *draft; /* int32[n_draft], n_draft >= 0: guesses of what will be chosen, for */

@@ -159,28 +159,23 @@ static size_t cut(const float *weights, size_t n, double total, float top_p, flo
 
 enum { TOGETHER = 256 }; /* candidates whose noise is asked for at once */
 
-/* What noise follows from, beside a token's id. */
-typedef struct place {
-    uint64_t seed;
-    uint32_t position;
-} place;
-
-static void noise_of(double *u, const candidate *c, size_t n, place at, const bn_kernels *kernels) {
+static void noise_of(double *u, const candidate *c, size_t n, const bn_draw *draw,
+                     const bn_kernels *kernels) {
     uint32_t tokens[TOGETHER];
     for (size_t i = 0; i < n; i++)
         tokens[i] = (uint32_t)c[i].token;
-    kernels->vectors.noise(u, tokens, n, at.seed, at.position);
+    kernels->vectors.noise(u, tokens, n, draw->seed, draw->position);
 }
 
 /* The candidate that comes first: rule 4 of sampler.h. Never sooner than 1 - u <= -ln u, so that
  * few logarithms have to be computed. */
-static int32_t first_to_come(const candidate *c, const float *weights, size_t n, place at,
-                             const bn_kernels *kernels) {
+static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
+                             const bn_draw *draw, const bn_kernels *kernels) {
     double u[TOGETHER], soonest = INFINITY;
     int32_t token = INT32_MAX;
     for (size_t i = 0; i < n; i++) {
         if (i % TOGETHER == 0)
-            noise_of(u, c + i, n - i < TOGETHER ? n - i : TOGETHER, at, kernels);
+            noise_of(u, c + i, n - i < TOGETHER ? n - i : TOGETHER, draw, kernels);
         const double w = (double)weights[i];
         if (1 - u[i % TOGETHER] > soonest * w)
             continue;
@@ -194,7 +189,7 @@ static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
 }
 
 static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab, float best,
-                      scratch room, place at, const bn_kernels *kernels) {
+                      scratch room, const bn_draw *draw, const bn_kernels *kernels) {
     candidate *c = room.candidates;
     float *w = room.weights;
     const size_t k = s->top_k > 0 && (uint32_t)s->top_k < vocab ? (size_t)s->top_k : vocab;
@@ -207,17 +202,17 @@ static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab,
             sort(c, n, room.spare);
         n = n < k ? n : k;
     }
-    const double total = weigh(w, c, n, best, s->temperature, kernels);
+    const double total = weigh(w, c, n, best, draw->temperature, kernels);
     if (k == vocab && (s->top_p < 1 || s->min_p > 0)) {
         /* All that is lighter than (1 - top_p) · total / n sums to less than 1 - top_p: the rest
          * holds what top_p keeps. Halved, so that rounding has no say. */
         const double tail = (1 - (double)s->top_p) * total / (double)n / 2;
         n = drop_below(c, w, n, tail > s->min_p ? tail : s->min_p);
         sort(c, n, room.spare);
-        weigh(w, c, n, best, s->temperature, kernels);
+        weigh(w, c, n, best, draw->temperature, kernels);
     }
     n = cut(w, n, total, s->top_p, s->min_p);
-    return first_to_come(c, w, n, at, kernels);
+    return first_to_come(c, w, n, draw, kernels);
 }
 
 /* The first that has the largest logit, or -1: one is NaN. */
@@ -260,7 +255,7 @@ bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_
     const int32_t first = first_of(&of, best, kernels);
     if (first < 0 || !isfinite(best))
         return BN_ERR_NUMERIC;
-    const place at = {seed, (uint32_t)n_tokens};
-    *token = s->temperature == 0 ? first : sample(s, &of, vocab, best, room, at, kernels);
+    const bn_draw draw = {s->temperature, seed, (uint32_t)n_tokens};
+    *token = s->temperature == 0 ? first : sample(s, &of, vocab, best, room, &draw, kernels);
     return BN_OK;
 }
