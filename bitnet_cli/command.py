@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
+from bitnet_cli.signals import ENDS, leave
 from bitnet_cli.table import VERBS
 
 EXTRAS = {
@@ -111,10 +112,9 @@ def _ending() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    theirs = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    ours = [number for number, handler in theirs.items() if handler == signal.SIG_DFL]  # nohup ignores one
+    ours = [number for number in ENDS if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores one
     for number in ours:
-        signal.signal(number, lambda sent, _: sys.exit(128 + sent))
+        signal.signal(number, leave)
     try:
         yield
     finally:

@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from bitnet_cli.signals import ENDS, ignore, leave
 from bitnet_runtime.errors import SessionFileError
 from bitnet_runtime.model_text import Message
 
@@ -48,10 +48,6 @@ def _texts(content: Any) -> list[Any]:
     return [content]
 
 
-ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""What says that the machine shuts down or the terminal was closed; often both."""
-
-
 @contextlib.contextmanager
 def at_the_end(save: Callable[[], None]) -> Iterator[None]:
     """Call it whatever ends the block, a signal of ENDS too. What comes after that does not disturb it."""
@@ -59,24 +55,14 @@ def at_the_end(save: Callable[[], None]) -> Iterator[None]:
         for number in (*ENDS, signal.SIGINT):
             before.callback(signal.signal, number, signal.getsignal(number))
         for number in ENDS:
-            signal.signal(number, _leave)
+            signal.signal(number, leave)
         try:
             yield
         finally:
             try:
-                _ignore((*ENDS, signal.SIGINT))
+                ignore((*ENDS, signal.SIGINT))
             finally:  # also when one came just before
                 save()
-
-
-def _leave(sent: int, _: object) -> None:
-    _ignore(ENDS)
-    sys.exit(128 + sent)
-
-
-def _ignore(signals: Iterable[signal.Signals]) -> None:
-    for number in signals:
-        signal.signal(number, signal.SIG_IGN)
 
 
 # ---- where ----

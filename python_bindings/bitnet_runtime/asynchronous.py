@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from bitnet_runtime.generation import Stream, finish
@@ -32,7 +32,10 @@ class AsyncStream:
 
     async def aclose(self) -> None:
         """Stop. Returns when nothing is computed any more."""
-        await asyncio.shield(_in_thread(self._close))
+        own = ThreadPoolExecutor(1)  # those of `asyncio.to_thread` are few, and each may make a long answer
+        closing = asyncio.get_running_loop().run_in_executor(own, self._close)
+        own.shutdown(wait=False)  # it ends when that is done
+        await asyncio.shield(closing)
 
     async def __anext__(self) -> Piece:
         piece: Piece | None = await self._run(lambda stream: next(stream, None))
@@ -76,25 +79,6 @@ class AsyncStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    """In a thread of its own: those of `asyncio.to_thread` are few, and each may make a long answer."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    found: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            found.append(error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=run, daemon=True).start()
-    await done.wait()
-    if found:
-        raise found[0]
 
 
 class ModelAsync:

@@ -56,9 +56,6 @@ class Folder:
             raise SourceError(f"{self.path / name} is larger than {limit} bytes, which nothing it holds calls for")
         return content
 
-    def has(self, name: str) -> bool:
-        return (self.path / name).exists()
-
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file, empty if there is no such file."""
         content = self.read(name, MAX_JSON)

@@ -36,7 +36,7 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     folder = Folder(path)
     values = folder.json("config.json")
     if not values:
-        found = "an empty config.json" if folder.has("config.json") else "no config.json"
+        found = "an empty config.json" if folder.find("config.json") else "no config.json"
         raise SourceError(f"{path} has {found}; expected a Hugging Face folder")
     what = str(path / "config.json")
     architecture, family = family_of(values, what)

@@ -1,0 +1,21 @@
+"""What ends a program from outside, but for Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable
+
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""What says that the machine shuts down or the terminal was closed; often both."""
+
+
+def leave(sent: int, _: object) -> None:
+    """A handler of them: the program ends as it does by itself, and another does not disturb that."""
+    ignore(ENDS)
+    sys.exit(128 + sent)
+
+
+def ignore(signals: Iterable[signal.Signals]) -> None:
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
