@@ -17,5 +17,10 @@ def leave(sent: int, _: object) -> None:
 
 
 def ignore(signals: Iterable[signal.Signals]) -> None:
+    """With a handler: of one that had just come SIG_IGN would make a traceback."""
     for number in signals:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _nothing)
+
+
+def _nothing(sent: int, _: object) -> None:
+    pass
