@@ -48,13 +48,19 @@ CASES = [
     *(Case("30m", kind) for kind in (TERNARY, FULL)),
     *(Case("100m", kind, "compiled") for kind in (TERNARY, FULL)),
     *(Case("100m", kind, "eager") for kind in (TERNARY, FULL)),
-    Case("1b", TERNARY, recompute=True), Case("100m", IN, "eager"),
+    Case("1b", TERNARY, recompute=True), Case("100m-4k", TERNARY), Case("100m-4k", TERNARY, documents=1000),
+    Case("100m", TERNARY, documents=1000), Case("100m", IN, "eager"),
 ]  # fmt: skip
 """The most important first: those that there is no time for are left out."""
 QUICK = [*(Case("quick", kind, "eager") for kind in KINDS), Case("quick", TERNARY, "eager", recompute=True)]
 QUICK_SIZE = Size(pass_tokens=64, step_tokens=128, steps=2, threads=1)
 GRACE = 60  # seconds after the deadline in which a case that was begun may end
 WARMERS = 10  # processes side by side that compile: each takes a core or two, and some 6 GB of the GPU
+
+
+def chosen(args: argparse.Namespace) -> list[Case]:
+    cases = QUICK if args.quick else CASES
+    return [case for case in cases if not args.cases or any(word in str(case) for word in args.cases)]
 
 
 # ---- processes that make steps ----
@@ -89,7 +95,7 @@ class Steps:
 
 def warm(cases: list[Case], args: argparse.Namespace, scratch: Path) -> None:
     """Compile the graphs of all cases, side by side, into the cache; those who measure then find them there."""
-    once = {(c.shape, c.kind): replace(c, mode="compiled", recompute=False, job="warm") for c in cases}
+    once = {(c.shape, c.kind, c.documents): replace(c, mode="compiled", recompute=False, job="warm") for c in cases}
 
     def one(i: int, case: Case) -> None:
         steps = Steps([case], args, args.deadline, scratch / f"warm-{i}")
@@ -148,8 +154,7 @@ def checks(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 
 def speed(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the table, and how the parts speed and profile ended."""
-    cases = [case for case in (QUICK if args.quick else CASES)
-             if ("profile" if case.job == "profile" else "speed") in args.parts]  # fmt: skip
+    cases = [case for case in chosen(args) if ("profile" if case.job == "profile" else "speed") in args.parts]
     rows: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     start = time.monotonic()
@@ -201,9 +206,16 @@ def environment() -> None:
 
 def ratio(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
     """Time of a step over that of full precision with the same shape and mode, "" when that was not measured."""
-    like = ("shape", "mode", "recompute")
+    like = ("shape", "mode", "recompute", "documents")
     full = [r for r in rows if r["kind"] == FULL and "ms" in r and all(r[name] == row[name] for name in like)]
     return f"{row['ms'] / full[0]['ms']:.2f} ×" if full else ""
+
+
+def how(row: dict[str, Any]) -> str:
+    """Its passes are made."""
+    return (
+        row["mode"] + ", recomputing" * row["recompute"] + f", documents of {row['documents']}" * bool(row["documents"])
+    )
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -211,7 +223,7 @@ def markdown(results: dict[str, Any]) -> str:
              for p in results["parts"]]  # fmt: skip
     rows = [row for row in results["rows"] if "ms" in row]
     cells = [
-        [row["shape"], row["kind"], row["mode"] + ", recomputing" * row["recompute"], row["ms"], row["tok_s"],
+        [row["shape"], row["kind"], how(row), row["ms"], row["tok_s"],
          f"{row['utilisation']:.1%}", f"{row['memory_gb']:.1f} GB", ratio(rows, row)]
         for row in sorted(rows, key=lambda row: (row["parameters"], row["mode"], row["recompute"], row["kind"]))
     ]  # fmt: skip
@@ -231,7 +243,11 @@ def markdown(results: dict[str, Any]) -> str:
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
     """Speed and utilisation of each shape as it is trained fastest."""
-    rows = [row for row in results["rows"] if "ms" in row and not row["recompute"] and row["mode"] != "compiled"]
+    rows = [
+        row
+        for row in results["rows"]
+        if "ms" in row and not row["recompute"] and not row["documents"] and row["mode"] != "compiled"
+    ]
     labels = list(dict.fromkeys((row["shape"], row["mode"]) for row in sorted(rows, key=lambda r: r["parameters"])))
 
     def series(name: str, factor: float) -> dict[str, list[float]]:
@@ -248,6 +264,8 @@ def panels(results: dict[str, Any]) -> list[report.Panel]:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="some of the above")
+    parser.add_argument("--cases", nargs="+", metavar="WORDS", help="of speed and profile, those with one of these in "
+                        "their names, such as '1b ternary'")  # fmt: skip
     parser.add_argument("--budget", type=float, default=300, help="seconds after which no case of speed is begun [300]")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that it runs")
@@ -273,7 +291,7 @@ def main(argv: list[str] | None = None) -> int:
         scratch = Path(folder)
         wanted = {"speed", "profile"} & set(args.parts)
         with ThreadPoolExecutor(1) as pool:
-            warmed = pool.submit(warm, [] if args.quick or not wanted else CASES, args, scratch)
+            warmed = pool.submit(warm, [] if args.quick or not wanted else chosen(args), args, scratch)
             parts = checks(args, scratch)
             warmed.result()
         rows, more = speed(args, scratch) if wanted else ([], [])

@@ -28,7 +28,7 @@ from shapes import TRAINED
 from training_speed import flops_per_token, peak_flops
 
 from bitnet.config import ModelConfig
-from bitnet.data import dataset, tokenizer
+from bitnet.data import dataset, masked, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
 from bitnet.train import building, loop, optimizers, prepare, runlog
@@ -38,12 +38,14 @@ from bitnet.train.schedule import Place
 
 WARM = 3  # steps before those that count: they compile, record, and settle
 NO_TIME = "left out, no time"
+N_TOKENS = 1 << 18  # of the text
 
 
 @dataclass(frozen=True)
 class Case:
     """kind: ternary, full precision, or coming in (λ = 0.5). mode: eager, compiled, or replayed, which is compiled too.
 
+    documents: their mean length in tokens, where attention is kept within them; 0: it is not.
     job: time it, warm the compiler's cache for it (one layer will do), or profile it.
     """
 
@@ -51,6 +53,7 @@ class Case:
     kind: str = "ternary"
     mode: str = "replayed"
     recompute: bool = False
+    documents: int = 0
     job: str = "time"
 
     @property
@@ -60,7 +63,21 @@ class Case:
         return config.replace(ternary=(), head_format="f32") if self.kind == "full precision" else config
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.kind} {self.mode}" + (" recomputing" if self.recompute else "")
+        more = " recomputing" * self.recompute + f" documents of {self.documents}" * (self.documents > 0)
+        return f"{self.shape} {self.kind} {self.mode}{more}"
+
+    @property
+    def ends(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether a token begins a document, of those of a text: lengths vary as chance has it."""
+        return np.random.default_rng(1).random(N_TOKENS) < (1 / self.documents if self.documents else 0.0)
+
+    @property
+    def visible(self) -> float:
+        """How many tokens one sees on average, itself among them."""
+        context = self.config.max_context
+        begins = self.ends[: N_TOKENS // context * context].reshape(-1, context)
+        places = np.arange(context)
+        return float((places - np.maximum.accumulate(np.where(begins, places, 0), axis=1) + 1).mean())
 
 
 @dataclass(frozen=True)
@@ -113,9 +130,12 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
         save_every=10**9, save_minutes=0, eval_every=10**9, lr=1e-3, threads=size.threads,
     )  # fmt: skip
     prepare.set_threads(settings.threads)
-    ids = np.random.default_rng(0).integers(config.vocab_size, size=max(1 << 18, 4 * size.step_tokens), dtype=np.uint16)
+    ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
+    ids[case.ends] = 0
     tokens = dataset.Tokens(ids, len(ids), "random")
     batches = dataset.Batches(tokens, settings.batch, context, 0)
+    if case.documents:
+        batches = masked.ViewedBatches(tokens, settings.batch, context, 0, masked.Apart(0))
     with torch.device(device):  # weights of a billion are drawn there in no time
         model, forward = building.build_model(settings, config, None, batches)
     model.recompute = settings.recompute
@@ -152,7 +172,7 @@ def timed(case: Case, size: Size, device: str, peak: float, folder: Path) -> dic
     run = steps(case, size, device, lambda: read.append(time.perf_counter()), WARM + size.steps, folder)
     seconds = [after - before for before, after in zip(read[WARM - 1 :], read[WARM:], strict=False)]
     middle, config = statistics.median(seconds), case.config
-    flops = flops_per_token(config) + attention_flops(config)
+    flops = flops_per_token(config) + attention_flops(config, case.visible)
     memory = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     return {
         "parameters": sum(p.numel() for p in run.model.parameters()), "tokens": size.step_tokens, "seconds": seconds,
@@ -161,9 +181,9 @@ def timed(case: Case, size: Size, device: str, peak: float, folder: Path) -> dic
     }  # fmt: skip
 
 
-def attention_flops(config: ModelConfig) -> int:
-    """For each token of a causal context: q·k and p·v with half the tokens on average, 2 forward and 4 backward."""
-    return config.n_layers * 6 * 2 * config.n_heads * config.head_dim * config.max_context // 2
+def attention_flops(config: ModelConfig, visible: float) -> float:
+    """For each token: q·k and p·v with those that it sees, 2 forward and 4 backward."""
+    return config.n_layers * 6 * 2 * config.n_heads * config.head_dim * visible
 
 
 def profiled(case: Case, size: Size, device: str, folder: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ TRAINED: dict[str, ModelConfig] = {
     )
     for name, (dim, n_layers, head_dim, context) in _SIZES.items()
 }  # fmt: skip
+TRAINED["100m-4k"] = TRAINED["100m"].replace(max_context=4096)
 TRAINED["quick"] = ModelConfig(
     vocab_size=512, dim=64, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=128, max_context=32,
 )  # fmt: skip
