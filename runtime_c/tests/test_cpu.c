@@ -77,6 +77,7 @@ static void test_detection(void) {
     CHECK_EQ(is_listed("avx2"), avx2 && bn_kernels_avx2(&scrap));
     CHECK_EQ(is_listed("avx512vnni"), avx512 && bn_kernels_avx512vnni(&scrap));
     CHECK(avx2 || !is_listed("avxvnni"));
+    CHECK(avx512 || !is_listed("amx"));
 #elif defined(__aarch64__)
     CHECK_EQ(is_listed("neon"), bn_kernels_neon(&scrap));
     CHECK(!is_listed("avx2"));

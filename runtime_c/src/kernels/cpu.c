@@ -4,6 +4,8 @@
  * that follows. A tier is a name, a question to the CPU, and a filler (kernels.h); the tiers of an
  * architecture stand in one list, lowest first, and each lies on top of those below it.
  */
+#define _DEFAULT_SOURCE /* syscall */
+
 #include "bitnet_runtime.h"
 #include "kernels.h"
 
@@ -28,6 +30,10 @@ static int fill_scalar(bn_kernels *table) {
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 enum { EAX, EBX, ECX, EDX };
 
@@ -65,6 +71,21 @@ static int runs_avx512vnni(void) {
            has(cpuid(7, 0, ECX), bit_AVX512VNNI) && os_saves(xmm_ymm_zmm_masks);
 }
 
+/* Linux saves tiles only for a process that asks, once for all its threads, and refuses where one
+ * has too small a stack for signals. */
+static int runs_amx(void) {
+#if defined(BITNET_AMX_IN_C)
+    return runs_avx512vnni();
+#elif defined(__linux__)
+    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, and its state */
+    const uint32_t tile = 1u << 24, int8 = 1u << 25, states = 3u << 17;
+    return runs_avx512vnni() && has(cpuid(7, 0, EDX), tile | int8) && os_saves(states) &&
+           syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+
 static int runs_avxvnni(void) {
 #ifdef BITNET_AVXVNNI_AS_EVEX
     return runs_avx512vnni();
@@ -99,7 +120,8 @@ static int fill_avx512vnni(bn_kernels *table) {
 static const tier tiers[] = {{"scalar", always, fill_scalar},
                              {"avx2", runs_avx2, bn_kernels_avx2},
                              {"avxvnni", runs_avxvnni, bn_kernels_avxvnni},
-                             {"avx512vnni", runs_avx512vnni, fill_avx512vnni}};
+                             {"avx512vnni", runs_avx512vnni, fill_avx512vnni},
+                             {"amx", runs_amx, bn_kernels_amx}};
 
 #elif defined(__aarch64__)
 

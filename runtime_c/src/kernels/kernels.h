@@ -45,6 +45,7 @@ void bn_kernels_scalar(bn_kernels *table);
 int bn_kernels_avx2(bn_kernels *table);       /* AVX2, FMA, F16C, PCLMULQDQ */
 int bn_kernels_avxvnni(bn_kernels *table);    /* the above and AVX-VNNI */
 int bn_kernels_avx512vnni(bn_kernels *table); /* AVX-512 F, BW, DQ, VL, VNNI */
+int bn_kernels_amx(bn_kernels *table);        /* the above and AMX of tiles and int8 */
 int bn_kernels_neon(bn_kernels *table);       /* AArch64, CRC32 */
 int bn_kernels_dotprod(bn_kernels *table);    /* the above and the Armv8.2 dot product */
 int bn_kernels_i8mm(bn_kernels *table);       /* the above and the Armv8.6 int8 matrix multiply */

@@ -47,12 +47,13 @@ static int8_t activation(test *t, int kind, size_t k) {
 static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     const size_t tile_k = op == TRIT ? BN_TRIT_TILE_K : BN_TERNARY_TILE_K;
     problem p = {.op = op};
-    const int many = op == TRIT && below(t, 8) == 0; /* tokens: weights are taken apart first */
+    const int many = below(t, 8) == 0; /* tokens: trits are taken apart first, AMX has groups */
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, many && most_tiles > 300 ? 300 : most_tiles);
-    m->panels = size_to(t, 9);
+    m->panels = size_to(t, many ? 4 : 9);
     m->tokens = op == LOOKUP ? 1 + below(t, t->tier->products.lookup_tokens)
-                             : (many ? 32 : 0) + size_to(t, many ? 64 : 14);
+                : !many      ? size_to(t, 14)
+                             : 15 + below(t, op == TRIT ? 82 : 286);
     m->panel_stride = (m->k_tiles + below(t, 3)) * BN_TILE_BYTES;
     m->acc_stride = BN_PANEL * (m->panels + below(t, 2));
     const size_t k = m->k_tiles * tile_k, row = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;

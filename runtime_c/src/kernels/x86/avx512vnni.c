@@ -9,6 +9,7 @@
     defined(__AVX512VL__) && defined(__AVX512VNNI__)
 
 #define REGISTER_BITS 512
+#include "amx.h"
 #include "attention.h"
 #include "grouped.h"
 #include "panels.h"
@@ -98,6 +99,12 @@ static void trit_matmul(const bn_matmul *m) {
 #define INT8_FLIP 0x80
 #define PEAK_DOT sums_dot
 #include "tier_template.h"
+
+const bn_product_kernels bn_avx512vnni = {.ternary_matmul = ternary_matmul,
+                                          .ternary_scaled = ternary_scaled,
+                                          .trit_matmul = trit_matmul,
+                                          .ternary_grouped = ternary_grouped,
+                                          .int8_rows = int8_rows};
 
 int bn_kernels_avx512vnni(bn_kernels *table) {
     set_products(table);

@@ -56,7 +56,7 @@ INLINE void scale_from(const bn_scaling *all, size_t first) {
     }
 }
 
-static void scale_sums(const bn_scaling *a) {
+INLINE void scale_sums(const bn_scaling *a) {
     scale_from(a, 0);
 }
 

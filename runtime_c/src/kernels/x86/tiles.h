@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiles.h: the eight tile registers of AMX, each up to 16 rows of 64 bytes. Their numbers are
+ * constants, as in the instructions.
+ *
+ * With BITNET_AMX_IN_C the same in plain C, so that a machine without AMX can test what uses them,
+ * and a sanitizer sees what they read and write.
+ */
+#ifndef BITNET_X86_TILES_H
+#define BITNET_X86_TILES_H
+
+#include "../inline.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { TILE_REGISTERS = 8, TILE_ROWS = 16, TILE_COLUMNS = 64 /* bytes */, TILE_SIZE = 1024 };
+
+#if !defined(BITNET_AMX_IN_C)
+#include <immintrin.h>
+
+/* Rows of each tile; sets all to 0. */
+INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int i = 0; i < TILE_REGISTERS; i++)
+        config.bytes[i] = TILE_COLUMNS, config.rows[i] = rows[i];
+    _tile_loadconfig(&config);
+}
+/* Nothing is saved of them any more when threads take turns. */
+INLINE void tiles_release(void) {
+    _tile_release();
+}
+#define tile_zero(tile) _tile_zero(tile)
+/* stride: bytes from one row to the next */
+#define tile_load(tile, from, stride) _tile_loadd(tile, from, stride)
+/* of what is not soon read again */
+#define tile_load_once(tile, from, stride) _tile_stream_loadd(tile, from, stride)
+#define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
+/* sum[i][j] += sum over k < 64 of a[i][k] * b[k / 4][4 j + k % 4]; a signed, b as the name says */
+#define tile_dot_unsigned(sum, a, b) _tile_dpbsud(sum, a, b)
+#define tile_dot_signed(sum, a, b) _tile_dpbssd(sum, a, b)
+
+#else
+
+typedef struct tile_register {
+    uint8_t at[TILE_ROWS][TILE_COLUMNS];
+    uint8_t rows;
+} tile_register;
+static _Thread_local tile_register tile_file[TILE_REGISTERS];
+
+INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
+    memset(tile_file, 0, sizeof tile_file);
+    for (int i = 0; i < TILE_REGISTERS; i++)
+        tile_file[i].rows = rows[i];
+}
+INLINE void tiles_release(void) {
+    memset(tile_file, 0, sizeof tile_file);
+}
+INLINE void tile_zero(int i) {
+    memset(tile_file[i].at, 0, TILE_SIZE);
+}
+INLINE void tile_load(int i, const void *from, size_t stride) {
+    for (size_t r = 0; r < tile_file[i].rows; r++)
+        memcpy(tile_file[i].at[r], (const uint8_t *)from + r * stride, TILE_COLUMNS);
+}
+#define tile_load_once tile_load
+INLINE void tile_store(int i, void *to, size_t stride) {
+    for (size_t r = 0; r < tile_file[i].rows; r++)
+        memcpy((uint8_t *)to + r * stride, tile_file[i].at[r], TILE_COLUMNS);
+}
+INLINE void tile_dot(tile_register *sum, const tile_register *a, const tile_register *b,
+                     int b_signed) {
+    for (size_t i = 0; i < sum->rows; i++)
+        for (size_t j = 0; j < TILE_COLUMNS / 4; j++) {
+            int32_t total;
+            memcpy(&total, &sum->at[i][4 * j], sizeof total);
+            for (size_t k = 0; k < TILE_COLUMNS; k++) {
+                const uint8_t w = b->at[k / 4][4 * j + k % 4];
+                total += (int8_t)a->at[i][k] * (b_signed ? (int8_t)w : w);
+            }
+            memcpy(&sum->at[i][4 * j], &total, sizeof total);
+        }
+}
+#define tile_dot_unsigned(sum, a, b)                                                               \
+    tile_dot(tile_file + (sum), tile_file + (a), tile_file + (b), 0)
+#define tile_dot_signed(sum, a, b) tile_dot(tile_file + (sum), tile_file + (a), tile_file + (b), 1)
+
+#endif
+#endif
