@@ -182,8 +182,8 @@ static void time_int8_add_rows(bench *b) {
 
 static void check_peak(test *t) {
     int32_t sink = 0;
-    const uint64_t macs = t->tier->products.int8_peak(10, &sink);
-    CHECK(macs > 0 && t->tier->products.int8_peak(20, &sink) == 2 * macs);
+    const uint64_t macs = t->tier->products.int8_peak(16, &sink);
+    CHECK(macs > 0 && t->tier->products.int8_peak(32, &sink) == 2 * macs);
 }
 
 #endif
