@@ -24,6 +24,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
         "| | 1 thread | `int8` | 2 threads | `int8` |",
         ("passes-intel", "passes-intel-1-thread", "passes-intel-int8", "passes-intel-int8-1-thread"),
     ),
+    ("docs/performance.md", "| two cores with AMX |", ("passes-amx", "passes-amx-vnni")),
     ("docs/performance.md", "| here | with int8 keys and values |", ("towers",)),
     ("docs/performance.md", "| | 2 bits | 1.6 bits |", ("engine-bitnet-2b4t",)),
     ("docs/performance.md", "| texts at once, 2B4T", ("engine-bitnet-2b4t",)),
