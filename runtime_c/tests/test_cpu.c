@@ -10,7 +10,9 @@
 #include "kernels/kernels.h"
 #include "system/cores.h"
 
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <sched.h>
@@ -83,6 +85,26 @@ static void test_detection(void) {
     CHECK(!is_listed("avx2"));
 #else
     CHECK(strcmp(bn_isa_name(0), "scalar") == 0);
+#endif
+}
+
+/* Linux refuses tiles to a process with a small stack for signals: then the tier is absent, and the
+ * others are not. First, as what it once granted it grants to children, too. */
+static void test_small_signal_stack(void) {
+#if defined(__linux__) && !defined(BITNET_AMX_IN_C)
+    const pid_t child = fork();
+    if (child == 0) {
+        static char room[4096];
+        const stack_t stack = {.ss_sp = room, .ss_size = sizeof room};
+        bn_kernels table;
+        if (sigaltstack(&stack, NULL) != 0) /* AVX-512 alone needs more on some kernels */
+            _exit(0);
+        _exit(is_listed("amx") || !is_listed("scalar") || !bn_kernels_select(&table, NULL) ||
+              strcmp(table.isa, "amx") == 0);
+    }
+    int status = 1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
 #endif
 }
 
@@ -204,6 +226,7 @@ static void test_text(void) {
 }
 
 int main(void) {
+    test_small_signal_stack();
     test_tiers();
     test_detection();
     test_processors();
