@@ -11,11 +11,11 @@
 
 static void check_int8_rows(test *t) {
     const int kind = (int)below(t, MATMUL_KINDS);
-    const size_t units = size_to(t, below(t, 8) ? 12 : 200);
+    const size_t units = size_to(t, below(t, 8) ? 12 : 200), most = below(t, 8) ? 14 : 160;
     bn_int8_rows m = {.row_bytes = units * BN_INT8_UNIT,
                       .rows = size_to(t, 40),
                       .q_stride = (units + below(t, 2)) * BN_Q_ALIGN,
-                      .tokens = size_to(t, 14)};
+                      .tokens = size_to(t, most)};
     const size_t listed = below(t, 2) ? size_to(t, 40) : 0;
     m.acc_stride = bn_max(m.rows, listed) + below(t, 2);
     int8_t *codes = buffer(t, m.rows * m.row_bytes), *q = buffer(t, m.tokens * m.q_stride);
@@ -64,7 +64,7 @@ static void call_int8(bench *b) {
 }
 
 static void time_int8_rows(bench *b) {
-    static const size_t tokens[] = {1, 2, 128};
+    static const size_t tokens[] = {1, 2, 8, 16, 128};
     b->rows = BENCH_PANELS * BN_PANEL, b->cols = 2560, b->at = 0;
     const double weights = (double)(b->rows * b->cols);
     for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {

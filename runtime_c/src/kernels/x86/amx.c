@@ -23,7 +23,7 @@
 #include "trits.h"
 
 /* tokens that AVX-512-VNNI takes */
-enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8 };
+enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4 };
 enum { TOGETHER = 128 /* tokens: their activations stay in the second cache */ };
 
 /* acc (+)= products of T tiles of tokens and a part of P panels. unpacked: by an earlier block. */
@@ -57,10 +57,12 @@ INLINE void multiply_block(int32_t *acc, size_t acc_stride, const int8_t *q, siz
 #undef SUMS
 }
 
-INLINE void multiply_panels(const bn_matmul *m, size_t panel, uint8_t *codes, const int P) {
-    const uint8_t *tiles = m->tiles + panel * m->panel_stride;
+/* row_bytes: of int8, of which 16 rows are a panel; 0: ternary codes. */
+INLINE void multiply_panels(const bn_matmul *m, size_t row_bytes, size_t panel, uint8_t *codes,
+                            const int P) {
+    const uint8_t *first = m->tiles + panel * m->panel_stride;
     for (size_t i = 0; i < parts_of(m->k_tiles); i++) {
-        const code_part w = part_of(tiles, m->panel_stride, m->k_tiles, i, codes, (size_t)P);
+        const code_part w = part_of(first, m->panel_stride, m->k_tiles, row_bytes, i, codes);
         for (size_t b = 0; b < token_blocks(m->tokens); b++) {
             const token_block at = token_block_of(m->tokens, b);
             int32_t *acc = m->acc + at.first * m->acc_stride + panel * BN_PANEL;
@@ -79,14 +81,14 @@ INLINE void multiply_panels(const bn_matmul *m, size_t panel, uint8_t *codes, co
 }
 
 /* At most TOGETHER tokens. */
-static void multiply_tokens(const bn_matmul *m) {
+static void multiply_tokens(const bn_matmul *m, size_t row_bytes) {
     _Alignas(64) uint8_t codes[CODES_SIZE];
     size_t p = 0;
     tiles_for(m->tokens);
     for (; p + PAIR <= m->panels; p += PAIR)
-        multiply_panels(m, p, codes, PAIR);
+        multiply_panels(m, row_bytes, p, codes, PAIR);
     if (p < m->panels)
-        multiply_panels(m, p, codes, 1);
+        multiply_panels(m, row_bytes, p, codes, 1);
     tiles_release();
 }
 
@@ -112,7 +114,7 @@ static void ternary_matmul(const bn_matmul *m) {
     }
     for (size_t i = 0; i < n; i++) {
         const bn_matmul some = tokens_of(m, i, n);
-        multiply_tokens(&some);
+        multiply_tokens(&some, 0);
     }
 }
 
@@ -131,7 +133,7 @@ static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
         of.q_sums = a->q_sums ? a->q_sums + first : NULL;
         of.s += first;
         of.tokens = some.tokens;
-        multiply_tokens(&some);
+        multiply_tokens(&some, 0);
         scale_from(&of, 0);
     }
 }
@@ -150,6 +152,34 @@ static void ternary_grouped(const bn_grouped *m) {
         group_tokens(m);
 }
 
+/* Rows that are no whole panel go to AVX-512-VNNI. */
+static void int8_rows(const bn_int8_rows *m) {
+    const size_t rows = m->rows / BN_PANEL * BN_PANEL, n = times_of(m->tokens);
+    bn_int8_rows rest = *m;
+    if (m->list || m->tokens <= FEW_OF_ROWS || rows == 0) {
+        bn_avx512vnni.int8_rows(m);
+        return;
+    }
+    const bn_matmul all = {.acc = m->acc,
+                           .acc_stride = m->acc_stride,
+                           .tiles = (const uint8_t *)m->codes,
+                           .panel_stride = BN_PANEL * m->row_bytes,
+                           .panels = rows / BN_PANEL,
+                           .k_tiles = m->row_bytes / BN_TERNARY_TILE_K,
+                           .q = m->q,
+                           .q_stride = m->q_stride,
+                           .tokens = m->tokens};
+    for (size_t i = 0; i < n; i++) {
+        const bn_matmul some = tokens_of(&all, i, n);
+        multiply_tokens(&some, m->row_bytes);
+    }
+    rest.acc += rows;
+    rest.codes += rows * m->row_bytes;
+    rest.rows -= rows;
+    if (rest.rows > 0)
+        bn_avx512vnni.int8_rows(&rest);
+}
+
 /* Four sums that take turns, as in a block; a round takes about as long as in other tiers. */
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     static const uint8_t some[TILE_SIZE] = {1, 2, 3};
@@ -160,10 +190,10 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     tile_load(6, some, TILE_COLUMNS);
     const uint64_t turns = (rounds + 7) / 8;
     for (uint64_t i = 0; i < turns; i++) {
-        tile_dot_unsigned(0, 4, 6);
-        tile_dot_unsigned(1, 4, 6);
-        tile_dot_unsigned(2, 4, 6);
-        tile_dot_unsigned(3, 4, 6);
+        tile_dot(0, 4, 6);
+        tile_dot(1, 4, 6);
+        tile_dot(2, 4, 6);
+        tile_dot(3, 4, 6);
     }
     tile_store(0, sums_of, TILE_COLUMNS);
     tiles_release();
@@ -177,6 +207,7 @@ int bn_kernels_amx(bn_kernels *table) {
     table->products.sketch_matmul = ternary_matmul;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = int8_rows;
     table->products.int8_peak = int8_peak;
     return 1;
 }

@@ -21,12 +21,12 @@ enum {
     CODES_SIZE = PART_STEPS * PAIR * TILE_SIZE
 };
 
-/* Some columns of one or two panels. */
+/* Some columns of one or two panels: of ternary codes, or of 16 rows of int8 each. */
 typedef struct code_part {
-    const uint8_t *tiles;       /* of the first panel */
+    const uint8_t *panel;       /* the first */
     size_t stride;              /* to the second */
-    const uint8_t *ahead;       /* the next panels, as they lie in memory */
-    size_t k_tiles;             /* weight tiles */
+    size_t k_tiles;             /* weight tiles of a panel, or as many columns of int8 */
+    size_t row_bytes;           /* of int8; 0: ternary codes */
     size_t first_step, n_steps; /* tiles of codes that they make, of all of a panel */
     uint8_t *codes;             /* [step][panel][TILE_SIZE] */
 } code_part;
@@ -41,23 +41,22 @@ INLINE size_t parts_of(size_t k_tiles) {
     return (shares_of(k_tiles) + PART_STEPS / SHARE - 1) / (PART_STEPS / SHARE);
 }
 
-/* Part i of P panels, which begin at `tiles`. */
-INLINE code_part part_of(const uint8_t *tiles, size_t stride, size_t k_tiles, size_t i,
-                         uint8_t *codes, const size_t P) {
+INLINE code_part part_of(const uint8_t *panel, size_t stride, size_t k_tiles, size_t row_bytes,
+                         size_t i, uint8_t *codes) {
     const size_t shares = shares_of(k_tiles), parts = parts_of(k_tiles);
     const size_t first = SHARE * (shares * i / parts), most = SHARE * (shares * (i + 1) / parts);
     const size_t last = bn_min(most, (k_tiles + STEP_TILES - 1) / STEP_TILES);
-    const size_t from = first * STEP_TILES;
-    return (code_part){.tiles = tiles + from * BN_TILE_BYTES,
+    return (code_part){.panel = panel,
                        .stride = stride,
-                       .ahead = tiles + P * (stride + from * BN_TILE_BYTES),
-                       .k_tiles = bn_min(last * STEP_TILES, k_tiles) - from,
+                       .k_tiles = k_tiles,
+                       .row_bytes = row_bytes,
                        .first_step = first,
                        .n_steps = last - first,
                        .codes = codes};
 }
 
-/* A tile of codes from four weight tiles, or from what is left of them, and zeros. */
+/* A tile of codes from four weight tiles, or from what is left of them, and zeros. ahead: what is
+ * needed later, as much. */
 INLINE void unpack_tiles(uint8_t *codes, const uint8_t *tiles, const uint8_t *ahead, size_t n) {
     const bytes three = bytes_fill(3);
     UNROLL
@@ -72,17 +71,51 @@ INLINE void unpack_tiles(uint8_t *codes, const uint8_t *tiles, const uint8_t *ah
     }
 }
 
+/* A tile of codes from 64 columns of 16 rows: four columns of each become one row. */
+INLINE void unpack_rows(uint8_t *codes, const uint8_t *rows, const uint8_t *ahead,
+                        size_t row_bytes) {
+    bytes a[TILE_ROWS], b[TILE_ROWS];
+    UNROLL
+    for (size_t r = 0; r < TILE_ROWS; r++) {
+        a[r] = bytes_load(rows + r * row_bytes);
+        prefetch_from_memory(ahead + r * BN_TILE_BYTES);
+    }
+    UNROLL
+    for (size_t r = 0; r < TILE_ROWS; r += 2) /* of two rows, words of each 128 bits in turn */
+        b[r] = bytes_low32(a[r], a[r + 1]), b[r + 1] = bytes_high32(a[r], a[r + 1]);
+    UNROLL
+    for (size_t r = 0; r < TILE_ROWS; r += 4) { /* a[r + c]: word c of each 128 bits, four rows */
+        a[r] = bytes_low64(b[r], b[r + 2]), a[r + 1] = bytes_high64(b[r], b[r + 2]);
+        a[r + 2] = bytes_low64(b[r + 1], b[r + 3]), a[r + 3] = bytes_high64(b[r + 1], b[r + 3]);
+    }
+    UNROLL
+    for (size_t c = 0; c < 4; c++) { /* 128 bits from each of four registers, to all 16 rows */
+        const bytes low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);
+        const bytes high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
+        const bytes low_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
+        const bytes high_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
+        bytes_store(codes + c * sizeof(bytes), _mm512_shuffle_i32x4(low, low_8, 0x88));
+        bytes_store(codes + (4 + c) * sizeof(bytes), _mm512_shuffle_i32x4(low, low_8, 0xdd));
+        bytes_store(codes + (8 + c) * sizeof(bytes), _mm512_shuffle_i32x4(high, high_8, 0x88));
+        bytes_store(codes + (12 + c) * sizeof(bytes), _mm512_shuffle_i32x4(high, high_8, 0xdd));
+    }
+}
+
+/* Step `step` of the part. The next panels are asked for as they lie in memory. */
 INLINE void unpack_step(const code_part *w, size_t step, const size_t P) {
-    const size_t n = w->k_tiles - step * STEP_TILES;
+    const size_t of_panel = w->first_step + step, left = w->k_tiles - of_panel * STEP_TILES;
+    const size_t bytes_of = w->row_bytes ? TILE_SIZE : STEP_TILES * BN_TILE_BYTES;
     UNROLL
     for (size_t p = 0; p < P; p++) {
         uint8_t *codes = w->codes + (step * PAIR + p) * TILE_SIZE;
-        const uint8_t *tiles = w->tiles + p * w->stride + step * STEP_TILES * BN_TILE_BYTES;
-        const uint8_t *ahead = w->ahead + (step * P + p) * STEP_TILES * BN_TILE_BYTES;
-        if (n >= STEP_TILES)
-            unpack_tiles(codes, tiles, ahead, STEP_TILES);
+        const uint8_t *panel = w->panel + p * w->stride;
+        const uint8_t *ahead = w->panel + P * w->stride + (of_panel * P + p) * bytes_of;
+        if (w->row_bytes)
+            unpack_rows(codes, panel + of_panel * STEP_K, ahead, w->row_bytes);
+        else if (left >= STEP_TILES)
+            unpack_tiles(codes, panel + of_panel * bytes_of, ahead, STEP_TILES);
         else
-            unpack_tiles(codes, tiles, ahead, n);
+            unpack_tiles(codes, panel + of_panel * bytes_of, ahead, left);
     }
 }
 
@@ -120,21 +153,22 @@ INLINE void tiles_for(size_t tokens) {
     tiles_configure((const uint8_t[TILE_REGISTERS]){size, size, size, size, size, size, all, all});
 }
 
-/* Adds the products of a step, T tiles of tokens and P panels. q, q_1: of the tiles. */
+/* Adds the products of a step, of signed bytes (ternary codes are, too), T tiles of tokens and P
+ * panels. q, q_1: of the tiles. */
 INLINE void multiply_step(const int8_t *q, const int8_t *q_1, size_t q_stride, const uint8_t *codes,
                           const int T, const int P) {
     tile_load_once(4, q, q_stride);
     tile_load(6, codes, TILE_COLUMNS);
-    tile_dot_unsigned(0, 4, 6);
+    tile_dot(0, 4, 6);
     if (P > 1) {
         tile_load(7, codes + TILE_SIZE, TILE_COLUMNS);
-        tile_dot_unsigned(1, 4, 7);
+        tile_dot(1, 4, 7);
     }
     if (T > 1) {
         tile_load_once(5, q_1, q_stride);
-        tile_dot_unsigned(2, 5, 6);
+        tile_dot(2, 5, 6);
         if (P > 1)
-            tile_dot_unsigned(3, 5, 7);
+            tile_dot(3, 5, 7);
     }
 }
 

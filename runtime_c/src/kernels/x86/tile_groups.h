@@ -62,8 +62,7 @@ INLINE void group_block(const bn_grouped *m, size_t panel, const token_block *at
 INLINE void group_panels(const bn_grouped *m, size_t panel, uint8_t *codes, const int P) {
     const size_t stride = m->k_tiles * BN_TILE_BYTES;
     for (size_t i = 0; i < parts_of(m->k_tiles); i++) {
-        const code_part w =
-            part_of(m->tiles + panel * stride, stride, m->k_tiles, i, codes, (size_t)P);
+        const code_part w = part_of(m->tiles + panel * stride, stride, m->k_tiles, 0, i, codes);
         for (size_t b = 0; b < token_blocks(m->tokens); b++) {
             const token_block at = token_block_of(m->tokens, b);
             if (!at.two)

@@ -41,9 +41,8 @@ INLINE void tiles_release(void) {
 /* of what is not soon read again */
 #define tile_load_once(tile, from, stride) _tile_stream_loadd(tile, from, stride)
 #define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
-/* sum[i][j] += sum over k < 64 of a[i][k] * b[k / 4][4 j + k % 4]; a signed, b as the name says */
-#define tile_dot_unsigned(sum, a, b) _tile_dpbsud(sum, a, b)
-#define tile_dot_signed(sum, a, b) _tile_dpbssd(sum, a, b)
+/* sum[i][j] += sum over k < 64 of a[i][k] * b[k / 4][4 j + k % 4], signed bytes */
+#define tile_dot(sum, a, b) _tile_dpbssd(sum, a, b)
 
 #else
 
@@ -73,22 +72,18 @@ INLINE void tile_store(int i, void *to, size_t stride) {
     for (size_t r = 0; r < tile_file[i].rows; r++)
         memcpy((uint8_t *)to + r * stride, tile_file[i].at[r], TILE_COLUMNS);
 }
-INLINE void tile_dot(tile_register *sum, const tile_register *a, const tile_register *b,
-                     int b_signed) {
+INLINE void tile_dot(int of, int left, int right) {
+    tile_register *sum = tile_file + of;
+    const tile_register *a = tile_file + left, *b = tile_file + right;
     for (size_t i = 0; i < sum->rows; i++)
         for (size_t j = 0; j < TILE_COLUMNS / 4; j++) {
             int32_t total;
             memcpy(&total, &sum->at[i][4 * j], sizeof total);
-            for (size_t k = 0; k < TILE_COLUMNS; k++) {
-                const uint8_t w = b->at[k / 4][4 * j + k % 4];
-                total += (int8_t)a->at[i][k] * (b_signed ? (int8_t)w : w);
-            }
+            for (size_t k = 0; k < TILE_COLUMNS; k++)
+                total += (int8_t)a->at[i][k] * (int8_t)b->at[k / 4][4 * j + k % 4];
             memcpy(&sum->at[i][4 * j], &total, sizeof total);
         }
 }
-#define tile_dot_unsigned(sum, a, b)                                                               \
-    tile_dot(tile_file + (sum), tile_file + (a), tile_file + (b), 0)
-#define tile_dot_signed(sum, a, b) tile_dot(tile_file + (sum), tile_file + (a), tile_file + (b), 1)
 
 #endif
 #endif
