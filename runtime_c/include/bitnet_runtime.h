@@ -262,8 +262,9 @@ BN_API const char *bn_status_text(bn_status status);
 
 /* Name of the i-th tier that this build has and this CPU runs, best first;
  * the last is "scalar". NULL past the end. Static storage. On Linux this asks the kernel
- * to let the process use AMX, if the CPU has it, as opening a model does; from then on
- * it refuses stacks for signals without room for tiles (sigaltstack, ENOMEM). */
+ * to let the process use AMX, if the CPU has it, as do opening a model and measuring
+ * without the name of a lower tier; from then on it refuses stacks for signals without
+ * room for tiles (sigaltstack, ENOMEM). */
 BN_API const char *bn_isa_name(int32_t i);
 
 /* Name of a bn_kv_type, e.g. "f16"; NULL past the end. Static storage. */

@@ -77,10 +77,11 @@ static int runs_amx(void) {
 #if defined(BITNET_AMX_IN_C)
     return runs_avx512vnni();
 #elif defined(__linux__)
+    bn_kernels scrap;                      /* who has no use for tiles does not ask */
     enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, and its state */
     const uint32_t tile = 1u << 24, int8 = 1u << 25, states = 3u << 17;
     return runs_avx512vnni() && has(cpuid(7, 0, EDX), tile | int8) && os_saves(states) &&
-           syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+           bn_kernels_amx(&scrap) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
 #else
     return 0;
 #endif

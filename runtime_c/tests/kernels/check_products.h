@@ -271,7 +271,9 @@ static float grouped_value(const test *t, const bn_grouped *m, size_t token, siz
 
 static void check_grouped(test *t) {
     const int kind = (int)below(t, MATMUL_KINDS - 1); /* weights as a file may hold them */
-    bn_grouped m = {.panels = size_to(t, 5), .k_tiles = size_to(t, 130), .tokens = size_to(t, 80)};
+    bn_grouped m = {.panels = size_to(t, 5),
+                    .k_tiles = size_to(t, 130),
+                    .tokens = size_to(t, below(t, 8) ? 80 : 300)};
     const size_t k = m.k_tiles * BN_TERNARY_TILE_K, n_groups = (m.k_tiles + 7) / 8;
     m.q_stride = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN + below(t, 2) * BN_Q_ALIGN;
     m.q_sums_stride = n_groups + below(t, 2);

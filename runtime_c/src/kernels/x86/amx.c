@@ -6,15 +6,17 @@
  * Four tiles of sums, 2 of tokens × 2 panels, take turns, as an instruction waits 52 cycles for its
  * own sums and 16 for another's. Codes go through memory, as tiles are loaded from nowhere else:
  * through a part of the first cache. One core multiplies 3,080 G codes a second from registers, and
- * in these blocks 1,570, 97 cycles a step in place of 64: activations come from the second cache,
- * and sums come and go with each part of the columns. Tried there (family 6, model 167, 2 MB of
- * second cache, 128 tokens): parts of 14, 20 and 28 steps 5 to 25 % slower; activations asked for
- * one to four steps early 2 to 7 %; a part of 8 or 16 panels at a time 5 to 9 %; a step's four
+ * in these blocks 1,570, some 120 cycles a step in place of 64: activations come from the second
+ * cache, and sums come and go with each part of the columns. Tried there (family 6, model 167, 2 MB
+ * of second cache, 128 tokens): parts of 14, 20 and 28 steps 5 to 25 % slower; activations asked
+ * for one to four steps early 2 to 7 %; a part of 8 or 16 panels at a time 5 to 9 %; a step's four
  * loads first, or its codes first, 8 %.
  */
 #include "../kernels.h"
 
-#if defined(__AVX512VNNI__) && (defined(__AMX_INT8__) || defined(BITNET_AMX_IN_C))
+/* clang 14 has another name for it */
+#if defined(__AVX512VNNI__) &&                                                                     \
+    (defined(__AMX_INT8__) || defined(__AMXINT8__) || defined(BITNET_AMX_IN_C))
 
 #define REGISTER_BITS 512
 #include "amx.h"
@@ -146,10 +148,20 @@ static void trit_matmul(const bn_matmul *m) {
 }
 
 static void ternary_grouped(const bn_grouped *m) {
-    if (m->tokens <= FEW_OF_GROUPS)
+    const size_t n = times_of(m->tokens);
+    if (m->tokens <= FEW_OF_GROUPS) {
         bn_avx512vnni.ternary_grouped(m);
-    else
-        group_tokens(m);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const size_t first = m->tokens * i / n;
+        bn_grouped some = *m;
+        some.y += first * m->y_stride;
+        some.q += first * m->q_stride;
+        some.q_sums += first * m->q_sums_stride;
+        some.tokens = m->tokens * (i + 1) / n - first;
+        group_tokens(&some);
+    }
 }
 
 /* Rows that are no whole panel go to AVX-512-VNNI. */

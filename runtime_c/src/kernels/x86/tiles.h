@@ -20,7 +20,8 @@ enum { TILE_REGISTERS = 8, TILE_ROWS = 16, TILE_COLUMNS = 64 /* bytes */, TILE_S
 #if !defined(BITNET_AMX_IN_C)
 #include <immintrin.h>
 
-/* Rows of each tile; sets all to 0. */
+/* Rows of each tile; sets all to 0. Not _tile_loadconfig, of which GCC 12 thinks that it reads 8
+ * bytes. */
 INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -29,17 +30,27 @@ INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
     } config = {.palette = 1};
     for (int i = 0; i < TILE_REGISTERS; i++)
         config.bytes[i] = TILE_COLUMNS, config.rows[i] = rows[i];
-    _tile_loadconfig(&config);
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 /* Nothing is saved of them any more when threads take turns. */
 INLINE void tiles_release(void) {
     _tile_release();
 }
+/* GCC is not told that its loads read memory: without this it may delete what they would read. */
+#define WRITTEN __asm__ volatile("" : : : "memory")
 #define tile_zero(tile) _tile_zero(tile)
 /* stride: bytes from one row to the next */
-#define tile_load(tile, from, stride) _tile_loadd(tile, from, stride)
+#define tile_load(tile, from, stride)                                                              \
+    do {                                                                                           \
+        WRITTEN;                                                                                   \
+        _tile_loadd(tile, from, stride);                                                           \
+    } while (0)
 /* of what is not soon read again */
-#define tile_load_once(tile, from, stride) _tile_stream_loadd(tile, from, stride)
+#define tile_load_once(tile, from, stride)                                                         \
+    do {                                                                                           \
+        WRITTEN;                                                                                   \
+        _tile_stream_loadd(tile, from, stride);                                                    \
+    } while (0)
 #define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
 /* sum[i][j] += sum over k < 64 of a[i][k] * b[k / 4][4 j + k % 4], signed bytes */
 #define tile_dot(sum, a, b) _tile_dpbssd(sum, a, b)
@@ -75,6 +86,8 @@ INLINE void tile_store(int i, void *to, size_t stride) {
 INLINE void tile_dot(int of, int left, int right) {
     tile_register *sum = tile_file + of;
     const tile_register *a = tile_file + left, *b = tile_file + right;
+    if (sum->rows == 0 || a->rows != sum->rows || b->rows != TILE_ROWS) /* as the CPU does */
+        __builtin_trap();
     for (size_t i = 0; i < sum->rows; i++)
         for (size_t j = 0; j < TILE_COLUMNS / 4; j++) {
             int32_t total;
