@@ -74,30 +74,35 @@ INLINE void unpack_tiles(uint8_t *codes, const uint8_t *tiles, const uint8_t *ah
 /* A tile of codes from 64 columns of 16 rows: four columns of each become one row. */
 INLINE void unpack_rows(uint8_t *codes, const uint8_t *rows, const uint8_t *ahead,
                         size_t row_bytes) {
-    bytes a[TILE_ROWS], b[TILE_ROWS];
+    __m512i a[TILE_ROWS], b[TILE_ROWS];
     UNROLL
     for (size_t r = 0; r < TILE_ROWS; r++) {
-        a[r] = bytes_load(rows + r * row_bytes);
+        a[r] = _mm512_loadu_si512(rows + r * row_bytes);
         prefetch_from_memory(ahead + r * BN_TILE_BYTES);
     }
     UNROLL
-    for (size_t r = 0; r < TILE_ROWS; r += 2) /* of two rows, words of each 128 bits in turn */
-        b[r] = bytes_low32(a[r], a[r + 1]), b[r + 1] = bytes_high32(a[r], a[r + 1]);
+    for (size_t r = 0; r < TILE_ROWS; r += 2) { /* of two rows, words of each 128 bits in turn */
+        b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+        b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+    }
     UNROLL
     for (size_t r = 0; r < TILE_ROWS; r += 4) { /* a[r + c]: word c of each 128 bits, four rows */
-        a[r] = bytes_low64(b[r], b[r + 2]), a[r + 1] = bytes_high64(b[r], b[r + 2]);
-        a[r + 2] = bytes_low64(b[r + 1], b[r + 3]), a[r + 3] = bytes_high64(b[r + 1], b[r + 3]);
+        a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+        a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+        a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+        a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
     }
     UNROLL
     for (size_t c = 0; c < 4; c++) { /* 128 bits from each of four registers, to all 16 rows */
-        const bytes low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);
-        const bytes high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
-        const bytes low_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
-        const bytes high_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
-        bytes_store(codes + c * sizeof(bytes), _mm512_shuffle_i32x4(low, low_8, 0x88));
-        bytes_store(codes + (4 + c) * sizeof(bytes), _mm512_shuffle_i32x4(low, low_8, 0xdd));
-        bytes_store(codes + (8 + c) * sizeof(bytes), _mm512_shuffle_i32x4(high, high_8, 0x88));
-        bytes_store(codes + (12 + c) * sizeof(bytes), _mm512_shuffle_i32x4(high, high_8, 0xdd));
+        const __m512i low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);
+        const __m512i high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
+        const __m512i low_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
+        const __m512i high_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
+        uint8_t *to = codes + c * TILE_COLUMNS;
+        _mm512_storeu_si512(to, _mm512_shuffle_i32x4(low, low_8, 0x88));
+        _mm512_storeu_si512(to + 4 * TILE_COLUMNS, _mm512_shuffle_i32x4(low, low_8, 0xdd));
+        _mm512_storeu_si512(to + 8 * TILE_COLUMNS, _mm512_shuffle_i32x4(high, high_8, 0x88));
+        _mm512_storeu_si512(to + 12 * TILE_COLUMNS, _mm512_shuffle_i32x4(high, high_8, 0xdd));
     }
 }
 
