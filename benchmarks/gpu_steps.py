@@ -67,15 +67,15 @@ class Case:
         return f"{self.shape} {self.kind} {self.mode}{more}"
 
     @property
-    def ends(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether a token begins a document, of those of a text: lengths vary as chance has it."""
+    def begins(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Of each token of the text, whether a document begins with it: lengths vary as chance has it."""
         return np.random.default_rng(1).random(N_TOKENS) < (1 / self.documents if self.documents else 0.0)
 
     @property
     def visible(self) -> float:
         """How many tokens one sees on average, itself among them."""
         context = self.config.max_context
-        begins = self.ends[: N_TOKENS // context * context].reshape(-1, context)
+        begins = self.begins[: N_TOKENS // context * context].reshape(-1, context)
         places = np.arange(context)
         return float((places - np.maximum.accumulate(np.where(begins, places, 0), axis=1) + 1).mean())
 
@@ -131,7 +131,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     )  # fmt: skip
     prepare.set_threads(settings.threads)
     ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
-    ids[case.ends] = 0
+    ids[case.begins] = 0
     tokens = dataset.Tokens(ids, len(ids), "random")
     batches = dataset.Batches(tokens, settings.batch, context, 0)
     if case.documents:

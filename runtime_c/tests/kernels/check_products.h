@@ -50,7 +50,7 @@ static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     const int many = below(t, 8) == 0; /* tokens: trits are taken apart first, AMX has groups */
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, many && most_tiles > 300 ? 300 : most_tiles);
-    m->panels = size_to(t, many ? 4 : 9);
+    m->panels = size_to(t, many && (op == TERNARY || op == SKETCH) ? 4 : 9);
     m->tokens = op == LOOKUP ? 1 + below(t, t->tier->products.lookup_tokens)
                 : !many      ? size_to(t, 14)
                              : 15 + below(t, op == TRIT ? 82 : 286);

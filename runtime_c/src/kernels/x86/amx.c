@@ -108,16 +108,19 @@ static bn_matmul tokens_of(const bn_matmul *m, size_t i, size_t n) {
     return some;
 }
 
-static void ternary_matmul(const bn_matmul *m) {
+static void multiply_all(const bn_matmul *m, size_t row_bytes) {
     const size_t n = times_of(m->tokens);
-    if (m->tokens <= FEW) {
-        bn_avx512vnni.ternary_matmul(m);
-        return;
-    }
     for (size_t i = 0; i < n; i++) {
         const bn_matmul some = tokens_of(m, i, n);
-        multiply_tokens(&some, 0);
+        multiply_tokens(&some, row_bytes);
     }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens <= FEW)
+        bn_avx512vnni.ternary_matmul(m);
+    else
+        multiply_all(m, 0);
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
@@ -166,7 +169,7 @@ static void ternary_grouped(const bn_grouped *m) {
 
 /* Rows that are no whole panel go to AVX-512-VNNI. */
 static void int8_rows(const bn_int8_rows *m) {
-    const size_t rows = m->rows / BN_PANEL * BN_PANEL, n = times_of(m->tokens);
+    const size_t rows = m->rows / BN_PANEL * BN_PANEL;
     bn_int8_rows rest = *m;
     if (m->list || m->tokens <= FEW_OF_ROWS || rows == 0) {
         bn_avx512vnni.int8_rows(m);
@@ -181,10 +184,7 @@ static void int8_rows(const bn_int8_rows *m) {
                            .q = m->q,
                            .q_stride = m->q_stride,
                            .tokens = m->tokens};
-    for (size_t i = 0; i < n; i++) {
-        const bn_matmul some = tokens_of(&all, i, n);
-        multiply_tokens(&some, m->row_bytes);
-    }
+    multiply_all(&all, m->row_bytes);
     rest.acc += rows;
     rest.codes += rows * m->row_bytes;
     rest.rows -= rows;
