@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import check
@@ -34,12 +32,16 @@ def default_threads() -> int:
 
 def read_bandwidth(threads: int) -> float:
     """Gigabytes (1e9) a second that `threads` threads read from memory."""
-    return _best(lambda out: lib.bn_measure_read_bandwidth(threads, buffer_bytes(), out))
+    out = ffi.new("double *")
+    check(lib.bn_measure_read_bandwidth(threads, buffer_bytes(), out))
+    return float(out[0])
 
 
 def int8_peak(isa: str, threads: int) -> float:
     """Multiply-adds (1e9) a second of the tier's int8 dot product."""
-    return _best(lambda out: lib.bn_measure_int8_peak(isa.encode(), threads, out))
+    out = ffi.new("double *")
+    check(lib.bn_measure_int8_peak(isa.encode(), threads, out))
+    return float(out[0])
 
 
 def peak_memory() -> int:
@@ -71,12 +73,3 @@ def buffer_bytes() -> int:
     cache = max((int(text[:-1]) * units[text[-1]] for text in texts if text[-1:] in units), default=0)
     return min(max(4 * cache, 256 * MEBI), 2048 * MEBI)
 
-
-def _best(measurement: Callable[[Any], int], times: int = 2) -> float:
-    """The larger of some measurements of a limit."""
-    out = ffi.new("double *")
-    figures = []
-    for _ in range(times):
-        check(measurement(out))
-        figures.append(float(out[0]))
-    return max(figures)

@@ -64,11 +64,12 @@ class Tokenizer:
         inside = {text: ids.pop(name) for text, name in self._names.items()}
         self._outside = {inside[text]: ids[text] for text in inside}  # ids of the file to ids of the library
         self._inside = {ids[text]: inside[text] for text in inside}
+        ids |= inside
         added = added_tokens(parsed)
-        check_tokens(ids | inside, added, self._library.encode("", True), vocab_size)
+        check_tokens(ids, added, self._library.encode("", True), vocab_size)
         apart = {each["content"] for each in added if each["special"]}
         self._special_ids = {text: ids[text] for text in apart.intersection(ids)} | inside
-        self._added = {each["content"]: (ids | inside).get(each["content"]) for each in added}
+        self._added = {each["content"]: ids.get(each["content"]) for each in added}
         self._vocab_size = vocab_size
         self._bos_token = bos_token
 
