@@ -186,6 +186,11 @@ class ModelConfig:
         within = [stack for stack in (self.draft, self.vision) if stack]
         return (self.replace(draft=None, vision=None), *within) if within else (self,)
 
+    @property
+    def drops(self) -> bool:
+        """Whether any stack has dropout."""
+        return any(stack.dropout for stack in self.stacks)
+
     @classmethod
     def of_stacks(cls, stacks: Iterable[Self]) -> Self:
         """Inverse of `stacks`. Raises ValueError: they do not go together."""

@@ -23,18 +23,18 @@ def of_source(
     """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
 
     A full-precision model becomes ternary, slowly; one that is ternary already goes on so. draft_only,
-    lora, preference: it stays.
+    lora, preference: it stays. What is to be guessed, or compared with what it said, is said without dropout.
     """
     settings: dict[str, Any] = {"draft": bool(config.draft)}
     if config.max_context > CONTEXT:
         settings["context"] = CONTEXT
     if preference:
         more = {"lr": 1e-4} if lora else {}
-        return FINETUNE_SETTINGS | settings | PREFERENCE_SETTINGS | more, config
+        return FINETUNE_SETTINGS | settings | PREFERENCE_SETTINGS | more, without_dropout(config)
     if lora:
         return LORA_SETTINGS | settings | {"draft": False}, config
     if draft_only:
-        return settings | DRAFT_SETTINGS, config
+        return settings | DRAFT_SETTINGS, without_dropout(config)
     convert = not config.ternary
     settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
     if config.vision and config.similarity_scale and not config.similarity_bias:  # as CLIP's, which says it so
@@ -43,3 +43,8 @@ def of_source(
     if config.vision and not config.vision.ternary:
         config = config.replace(vision={"ternary": TERNARY_LINEARS})
     return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
+
+
+def without_dropout(config: ModelConfig) -> ModelConfig:
+    within = {name: {"dropout": 0.0} for name in ("draft", "vision") if getattr(config, name)}
+    return config.replace(dropout=0.0, **within)

@@ -149,6 +149,12 @@ def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture
                 assert said == (f"{found:g}" if isinstance(found, float) else str(found))
 
 
+def test_a_stage_that_keeps_the_model_keeps_it_from_dropping_out() -> None:
+    config = PRESETS["paligemma-tiny"].replace(vision={"dropout": 0.1})
+    assert config.drops and of_source(config)[1].drops and of_source(config, lora=True)[1].drops
+    assert not of_source(config, preference=True)[1].drops and not of_source(config.replace(dropout=0.1), True)[1].drops
+
+
 def test_missing_option() -> None:
     with pytest.raises(ValueError, match="model option 'dim' is missing"):
         ModelConfig.from_dict({name: value for name, value in SMALL.items() if name != "dim"})

@@ -200,7 +200,7 @@ LEARN = ["--lr", "0.003", "--steps", "12", "--eval-every", "6", "--save-every", 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that says yes as often as no, and the wish that it says no."""
+    """A model that says yes as often as no, and the wish that it says no. It had dropout when it learnt to."""
     folder = tmp_path_factory.mktemp("asked")
     talks = folder / "talks.jsonl"
     talks.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in TALKS))
@@ -211,7 +211,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ]
     file = written(folder, *wishes)[0]
     options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
-    options += ["--steps", "30", "--lr", "0.01", "--tokenizer", "byte", "--chat", talks, "--out", folder / "source"]
+    options += ["--set", "dropout=0.05", "--steps", "30", "--lr", "0.01", "--tokenizer", "byte"]
+    options += ["--chat", talks, "--out", folder / "source"]
     assert bitnet("train", *options, *FAST) == 0
     return folder / "source", file
 

@@ -254,7 +254,7 @@ def update(run: Run) -> Made:
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
         if run.probe and settings.compile and i == 1:
             passes.look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
-        if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
+        if model.config.drops:  # what is dropped is a function of the seed and the sequence, as the sequence is
             torch.manual_seed(dataset.seed_of(settings.seed, number))
         if run.replay:
             terms = run.replay(batch, counted, amount)

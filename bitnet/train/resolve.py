@@ -111,14 +111,15 @@ def resolve(
 def _together(
     defaults: dict[str, Any], base: ModelConfig, train: dict[str, Any], overrides: dict[str, Any], tower: Start | None
 ) -> tuple[Settings, ModelConfig]:
-    """A stack of images in full precision becomes ternary where the rest is, unless it is to stay as it is; and slowly,
-    though the rest need not."""
+    """A stack of images in full precision becomes ternary where the rest is, unless it is to stay as it is, without
+    dropout; and slowly, though the rest need not."""
     becomes = tower and tower.sees_in_floats and overrides.get("ternary", base.ternary)
     becomes = becomes and not train.get("freeze_vision")
     if becomes and not defaults.get("quantize_warmup", Settings().quantize_warmup):
         defaults = defaults | {"quantize_warmup": 0.5}
     settings = _checked(Settings.from_dict(_over(defaults, train)))
-    stack = _stack_of(tower, settings) | ({"ternary": list(TERNARY_LINEARS)} if becomes else {}) if tower else None
+    changes = ({"ternary": list(TERNARY_LINEARS)} if becomes else {}) | ({"dropout": 0.0} if settings.freeze_vision else {})
+    stack = _stack_of(tower, settings) | changes if tower else None
     return settings, with_sight(base, overrides, settings, stack)
 
 
