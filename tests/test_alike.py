@@ -36,6 +36,18 @@ def test_texts_that_are_alike_are_found(pieces: alike.Pieces) -> None:
         assert not index.add(text)
 
 
+def test_bands_find_the_share_that_is_asked_for() -> None:
+    """999 of 1,000 pairs, where 16 bands of four can; and no more pairs with less in common than needed."""
+    assert [alike.rows(share) for share in (0.5, 0.6, 0.8, 0.9, 0.95, 1.0)] == [4, 4, 4, 6, 9, 16]
+    shared = [f"license {i} " * 5 for i in range(300)]
+    texts = ["\n".join(shared + words(seed, 100)) for seed in range(400)]  # of any two 60 % is the same
+    index = Index(0.95, alike.lines)
+    assert all(map(index.add, texts))
+    asked = [len(index._near.query(index.signature(text))) for text in texts]
+    assert sum(asked) < 0.2 * 400**2
+    assert not any(map(index.add, (text + "\nand a line" for text in texts)))
+
+
 def test_texts_of_few_words() -> None:
     index = Index(0.8)
     assert [index.add(text) for text in ("", "a b", " a\nb ", "a c", "\n", "a b c d e f")] == [

@@ -176,6 +176,25 @@ def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -
     assert [t.tolist() for t in packing.Batches(found, 4, 60, seed=1)[7]] == later
 
 
+def test_what_lies_beyond_the_context_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are the same as if it were, and the time grows with the context, not with the square of the answers."""
+    encode, words = encoder()
+    talk = [{"role": role, "content": "x" * 20} for role in ("user", "assistant") * 30]
+    talks = [conversations.Conversation(talk[: 2 * n], str(n)) for n in (30, 4, 1)]
+    whole = conversations.Dialogues(talks, encode, words)
+    asked: list[int] = []
+    tokens = encode._tokens
+    monkeypatch.setattr(encode, "_tokens", lambda told, *args, **more: asked.append(1) or tokens(told, *args, **more))
+    for context in (60, 200, 5000):
+        asked.clear()
+        short = conversations.Dialogues(talks, encode, words, context=context)
+        assert len(asked) <= 2 * 35 and (len(asked) < 2 * 15) == (context < 5000)
+        assert short.too_long(context) == whole.too_long(context) and short.windows(context) == whole.windows(context)
+        every = range(whole.windows(context))
+        for ours, theirs in zip(short.window(every, context), whole.window(every, context), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_long_conversations_lose_their_end() -> None:
     found, _ = dialogues(5)
     longest = max(len(d.ids) for d in found._all)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import pytest
 import torch
 
 from bitnet.config import ModelConfig
+from bitnet.data import dataset
 from bitnet.model.draft import Draft
 from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train import own_text
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.drafts import compare_guesses
 from bitnet_export.checkpoint.pack import export_checkpoint, pack_checkpoint
@@ -131,7 +136,30 @@ def test_a_draft_learns_from_what_its_model_writes(tmp_path: Path) -> None:
     ids = np.fromfile(out / state["texts"]["train"]["file"], state["texts"]["train"]["dtype"])
     rows = -(-2000 // 48)
     data, written = ids[: rows * 64], ids[rows * 64 :]
-    assert rows * 16 < len(written) <= rows * 64
+    assert len(written) >= 2000 and len(written) - rows * 64 < 64  # those that it was to write, at the least
     assert written[:16].tolist() == data[:16].tolist()  # a piece of the data, and what the model says behind it
     assert run("finetune", "--resume", "--out", out, "--steps", 5) == 0
     assert json.loads((out / "step-000005" / "state.json").read_text())["data"] == state["data"]
+
+
+def test_behind_a_text_that_ends_early_stands_another(tmp_path: Path) -> None:
+    """Texts of 4 prompt tokens, 2 to 12 more, and the end token, unless there is no room for it."""
+    file, end = tmp_path / "a.bin", 300
+    asked: list[int] = []
+    (np.arange(400) % 256).astype(np.uint16).tofile(file)
+    tokens = dataset.Tokens.map(file, "uint16", 400, "x")
+
+    def writes(prompts: list[list[int]], most: int, seed: int) -> Iterator[list[int]]:
+        asked.append(len(prompts))
+        for i, prompt in enumerate(prompts):
+            more = 2 + (seed + i) * 7 % 11
+            yield prompt + [256 + more] * min(most, more) + [end] * (more < most)
+
+    settings = Settings(self_written=600, steps=1, draft=True, draft_only=True, source="x")
+    rows = list(own_text._rows(tokens, writes, 24, 16, settings))
+    assert {len(row) for row in rows[:-1]} == {16} and len(asked) > 1
+    assert sum(token >= 256 for row in rows for token in row) >= 600
+    for row in rows:
+        assert row[0] < 256  # the first of a piece of the data
+        assert all(token == end for token, next_ in itertools.pairwise(row) if token >= 256 > next_)
+    assert not list(own_text._rows(tokens, lambda *_: iter(()), 24, 16, settings))  # one that writes nothing ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,22 @@ def test_a_model_of_the_preset_becomes_a_file_that_takes_text(trained: tuple[Pat
         for text in TEXTS:
             assert again.encode(text, add_special_tokens=False).ids == engine.tokenize(text, add_bos=False), text
             assert again.encode(text).ids == engine.tokenize(text), text
+
+
+def test_a_token_that_its_letters_do_not_make() -> None:
+    """Llama 3's cuts stand for ignore_merges in llama.cpp, GPT-2's for merges: refused where that matters alone."""
+    for steps, pre in (([split(LLAMA3)], "llama-bpe"), ([], "gpt-2")):
+        definition = json.loads(byte_level(*steps).to_str())
+        for ignores in (False, True):
+            definition["model"]["ignore_merges"] = ignores
+            kept = vocabulary(json.dumps(definition).encode(), 260, {"eos_token_ids": [259]})
+            assert kept["tokenizer.ggml.pre"] == pre
+        definition["model"]["merges"].pop()
+        definition["model"]["ignore_merges"] = pre == "llama-bpe"
+        vocabulary(json.dumps(definition).encode(), 260, {"eos_token_ids": [259]})
+        definition["model"]["ignore_merges"] = pre != "llama-bpe"
+        with pytest.raises(ValueError, match=f"'Ġthe', which is a token, .* llama.cpp's {pre}"):
+            vocabulary(json.dumps(definition).encode(), 260, {"eos_token_ids": [259]})
 
 
 # ---- llama.cpp ----

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,29 @@ def test_other_bytes(content: bytes, tmp_path: Path) -> None:
     folder = save(tmp_path / "model", SMALL, {})
     (folder / "thinker.pt").write_bytes(content)
     with pytest.raises(SourceError), open_source(folder):
+        pass
+
+
+def test_what_is_small_and_would_fill_the_memory(tmp_path: Path) -> None:
+    """Compressed a thousand times, or of entries that are the same bytes."""
+    folder = save(tmp_path / "model", SMALL, {"a": torch.zeros(1000), "b": torch.zeros(1000)})
+    path = folder / "thinker.pt"
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(SourceError, match=r"thinker\.pt is compressed"), open_source(folder):
+        pass
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+        first = next(each for each in archive.infolist() if each.file_size == 4000)
+        for i in range(3):
+            twice = copy.copy(first)
+            twice.filename = f"archive/data/{7 + i}"
+            archive.filelist.append(twice)
+    with pytest.raises(SourceError, match="parts that overlap"), open_source(folder):
         pass
 
 

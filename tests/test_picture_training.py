@@ -27,7 +27,11 @@ Runs = dict[str, tuple[Path, Path]]
 
 
 def options(name: str, runs: Runs) -> list[object]:
-    return [*TOWERS, "--augment", "crop", "--set", "vision.dropout=0.05"] if name == "towers" else [*DECODER, "--vision", runs["towers"][1]]
+    return (
+        [*TOWERS, "--augment", "crop", "--set", "vision.dropout=0.05"]
+        if name == "towers"
+        else [*DECODER, "--vision", runs["towers"][1]]
+    )
 
 
 @pytest.fixture(scope="module")

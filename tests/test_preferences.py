@@ -20,6 +20,7 @@ from bitnet.train import preferences as learning
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
+from bitnet_runtime.tools import Tools
 from training import bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -108,6 +109,10 @@ def test_a_prompt_is_on_one_side_alone() -> None:
     assert told[0].startswith("3 of 104 preferences are repetitions")
     assert told[1] == "1 of 104 preferences have the same answer twice and were left out"
     assert all(preferences.split(said, 1e-6))
+    tools = [Tools.of([{"type": "function", "function": {"name": name}}]) for name in "fgf"]
+    talks = [[conversations.Conversation([ASKED, answer], "here", offer) for answer in (GOOD, BAD)] for offer in tools]
+    offered = [preferences.Preference(str(i // 3), *talks[i % 3]) for i in range(6)]
+    assert sum(map(len, preferences.split(offered, 0.5))) == 4  # other tools are another question
     with pytest.raises(dataset.DataError, match="1 different prompts, expected at least 2"):
         preferences.split([preferences.Preference("x", "a", "b")] * 2, 0.5)
 

@@ -52,6 +52,17 @@ def test_the_longest_beginning_is_reused(serving: Serving) -> None:
     assert reused == 0 and scored["logprobs"]["token_logprobs"][140:] == answer["logprobs"]["token_logprobs"]
 
 
+def test_of_several_answers_the_prompt_counts_once(serving: Serving) -> None:
+    """A client takes one from the other, to know what was computed."""
+    prompt = [3 * i % 251 for i in range(90)]
+    for expected in (0, 89):
+        _, answer = post(
+            serving, "/v1/completions", {"prompt": prompt, "max_tokens": 2, "n": 4}, authorization="Bearer one"
+        )
+        assert answer["usage"]["prompt_tokens"] == 90
+        assert answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0) == expected
+
+
 def test_random_texts_that_part_and_join(serving: Serving) -> None:
     """Each as a model alone has it."""
     rng, model = random.Random(1), serving.models["small-0-256"].model
@@ -67,6 +78,17 @@ def test_random_texts_that_part_and_join(serving: Serving) -> None:
     assert saved > 500
     kept = [each for each in all_sessions() if each._model is model and each._handle is not None]
     assert 1 < len(kept) <= sessions.MOST
+
+
+def test_texts_become_vectors_together_as_far_as_there_is_memory(tmp_path: Path) -> None:
+    path, vectors = small_model(tmp_path), []
+    for most in (0, 250_000):  # of sixteen texts at once not even half
+        with served(path, max_cache=most) as serving:
+            asked = {"input": [[i, 7, 7] for i in range(16)], "pooling": "mean"}
+            status, answer = post(serving, "/v1/embeddings", asked)
+            assert status == 200
+            vectors.append([each["embedding"] for each in answer["data"]])
+    assert vectors[0] == vectors[1]
 
 
 def test_what_is_kept_is_bounded(serving: Serving) -> None:

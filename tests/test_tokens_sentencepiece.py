@@ -152,6 +152,12 @@ def test_vocabularies_that_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None
     pieces = ["x" * length for length in range(1, 301)]
     words, scores = Vocabulary(pieces, [NORMAL] * len(pieces)), [-float(i) for i in range(len(pieces))]
     assert len(merges_of(words, scores)) == 299 * 300 // 2
+    written = sum(length * (length - 1) for length in range(1, 301))
+    monkeypatch.setattr("bitnet_export.foreign.vocabulary.MAX_WRITTEN", written - 1)
+    with pytest.raises(SourceError, match="in more than 2097152 ways, or in long ones"):
+        merges_of(words, scores)
+    monkeypatch.setattr("bitnet_export.foreign.vocabulary.MAX_WRITTEN", written)
+    assert merges_of(words, scores)
     monkeypatch.setattr("bitnet_export.foreign.vocabulary.MAX_MERGES", 40_000)
     with pytest.raises(SourceError, match="make each other in more than 40000 ways"):
         merges_of(words, scores)

@@ -114,6 +114,18 @@ def test_long_nonsense_is_read_in_time_that_grows_with_it(text: str) -> None:
     assert (said.replace(" ", ""), calls) == (text, []) and len(text) > MOST_HELD
 
 
+def test_a_name_that_does_not_end_is_tried_at_the_same_cost_with_every_token() -> None:
+    begin = time.process_time()
+    for text in (
+        '<tool_call>{"name": "' + "a" * MOST_HELD,
+        "<tool_call>" + " " * MOST_HELD,
+        "<tool_call>{" + "\n" * MOST_HELD,
+    ):
+        said, calls = read(QWEN, text, 4)
+        assert said.strip() == text.strip() and not calls
+    assert time.process_time() - begin < 10  # 1 s; with names of any length more than a minute
+
+
 def test_arguments_that_are_none() -> None:
     assert ToolCall("1", "f", '{"a": [1]}').arguments == {"a": [1]}
     for text in ('{"a": ', "5", "", "[" * 100_000):

@@ -170,11 +170,12 @@ class Encoder:
         self._named = generation["special_tokens"]
         self._ends = set(generation["eos_token_ids"])
 
-    def encode(self, conversation: Conversation, apart: bool = False) -> list[Dialogue]:
+    def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
         """One sequence, or where the template renders an answer differently once others follow, several.
 
         (Some leave the reasoning of earlier answers out.) An answer counts up to its end token. apart: each answer is a
-        sequence of its own.
+        sequence of its own. context: behind the first answer that lies beyond it none is looked at, as each takes as
+        long as all that stands before it.
         """
         messages, where, _ = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
@@ -191,6 +192,8 @@ class Encoder:
             else:
                 spans = []
             found.append((ids[:end], [*spans, (len(prompt), end)]))
+            if context is not None and len(prompt) > context:
+                break
         return [_dialogue(ids, spans) for ids, spans in found]
 
     def text(self, dialogue: Dialogue) -> str:
@@ -219,11 +222,13 @@ class Dialogues:
     """Encoded conversations, packed into rows. The counterpart of `bitnet.data.dataset.Tokens`."""
 
     def __init__(
-        self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer, prefix: bool = False
-    ) -> None:
-        """prefix: a row holds one conversation, and what stands before its first answer is its prefix."""
+        self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer, prefix: bool = False,
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        """prefix: a row holds one conversation, and what stands before its first answer is its prefix. context: of the
+        longest rows that are asked for."""
         self.prefix = prefix
-        self._all = [dialogue for each in conversations for dialogue in encoder.encode(each)]
+        self._all = [dialogue for each in conversations for dialogue in encoder.encode(each, context=context)]
         recipe = hashlib.sha256(words.to_str().encode())
         for dialogue in self._all:
             recipe.update(len(dialogue.ids).to_bytes(8) + dialogue.ids.tobytes() + dialogue.counts.tobytes())

@@ -91,7 +91,9 @@ def split(
         if answers[0] == answers[1]:
             same += 1
         else:
-            unique[json.dumps([each.prompt, *answers], sort_keys=True)] = each
+            tools = None if isinstance(each.chosen, str) else each.chosen.tools
+            offered = [tool.entry() for tool in tools.functions] if tools else []
+            unique[json.dumps([each.prompt, *answers, offered], sort_keys=True)] = each
     for line in (
         repetitions(n - same - len(unique), n, "preferences"),
         f"{same:,} of {n:,} preferences have the same answer twice and were left out" if same else "",

@@ -21,6 +21,7 @@ from bitnet.train.progress import say
 from bitnet.train.source_model import Start
 
 PROMPT = 4  # a sequence begins with this part of it from the data
+ROUNDS = 20  # of a model that ends its texts early
 
 
 def added(
@@ -49,21 +50,49 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
     begin = max(1, context // PROMPT)
     rows = math.ceil(settings.self_written / max(1, context - begin))
     most = max(1, (len(tokens.ids) - 1) // context)
-    places = [i * most // rows * context for i in range(rows)]
     say(f"the model writes {settings.self_written:,} tokens behind {rows:,} pieces of the data")
     partial = file.with_suffix(".partial")
     try:
         with partial.open("wb") as out:
-            for place in places[:most]:
+            for place in _places(rows, most, context)[:most]:
                 out.write(tokens.ids[place : place + context].tobytes())
-            prompts = [tokens.ids[place : place + begin].tolist() for place in places]
-            for row in writes(prompts, context - begin, settings.seed):
+            for row in _rows(tokens, writes, most, context, settings):
                 out.write(np.array(row, tokens.ids.dtype).tobytes())
             out.flush()
             os.fsync(out.fileno())
         partial.rename(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _places(n: int, most: int, context: int, number: int = 0) -> list[int]:
+    """Where `n` pieces of the data begin, spread over all `most`; other ones in each round."""
+    return [(i * most // n + number) % most * context for i in range(n)]
+
+
+def _rows(
+    tokens: dataset.Tokens, writes: Callable[..., Iterator[list[int]]], most: int, context: int, settings: Settings
+) -> Iterator[list[int]]:
+    """What the model writes, each text behind its piece of the data, in rows of `context` tokens. Behind a text that
+    ends early stands another one, so that within a row texts begin where another has ended."""
+    begin = max(1, context // PROMPT)
+    row: list[int] = []
+    n = written = 0
+    for number in range(ROUNDS):
+        left = settings.self_written - written
+        if left <= 0:
+            break
+        each = max(1.0, written / n) if n else context - begin
+        places = _places(math.ceil(left / each), most, context, number)
+        prompts = [tokens.ids[place : place + begin].tolist() for place in places]
+        for text in writes(prompts, context - begin, settings.seed + n):
+            kept = text[: context - len(row)]
+            row, n, written = row + kept, n + 1, written + max(0, len(kept) - begin)
+            if len(row) == context:
+                yield row
+                row = []
+    if row:
+        yield row
 
 
 def _digest(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> str:

@@ -118,7 +118,9 @@ def _together(
     if becomes and not defaults.get("quantize_warmup", Settings().quantize_warmup):
         defaults = defaults | {"quantize_warmup": 0.5}
     settings = _checked(Settings.from_dict(_over(defaults, train)))
-    changes = ({"ternary": list(TERNARY_LINEARS)} if becomes else {}) | ({"dropout": 0.0} if settings.freeze_vision else {})
+    changes: dict[str, Any] = {"ternary": list(TERNARY_LINEARS)} if becomes else {}
+    if settings.freeze_vision:
+        changes["dropout"] = 0.0
     stack = _stack_of(tower, settings) | changes if tower else None
     return settings, with_sight(base, overrides, settings, stack)
 

@@ -85,7 +85,7 @@ def _talks(asked: Asked) -> Learnt:
     words.encode_special_tokens = True
     template, generation = conversations.with_template(words, asked.template, asked.generation)
     encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"
-    dialogues, others = (conversations.Dialogues(side, encoder, words, prefix) for side in talks)
+    dialogues, others = (conversations.Dialogues(side, encoder, words, prefix, context) for side in talks)
     if cut := dialogues.too_long(context):
         say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
@@ -193,7 +193,7 @@ def of_checkpoint(
         template, generation = conversations.with_template(words, checkpoint.template, checkpoint.generation)
         talks = talks if files else conversations.split(talks, settings.validation)[1]
         encoder = conversations.Encoder(words, template, generation)
-        dialogues = conversations.Dialogues(talks, encoder, words, config.mask == "prefix")
+        dialogues = conversations.Dialogues(talks, encoder, words, config.mask == "prefix", context)
         if cut := dialogues.too_long(context):
             say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
         return dialogues

@@ -16,8 +16,13 @@ from bitnet_runtime.dialects import Dialect
 from bitnet_runtime.tools import ToolCall
 
 MOST_HELD = 1 << 16  # characters, of what may become a call
-_STRING = r'"(?:[^"\\\x00-\x1f]|\\.)*"'
-_HEAD = re.compile(rf'[\s\[]*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+_NAME = r'"(?:[^"\\\x00-\x1f]|\\.){1,128}"'
+_GAP = r"\s{0,64}"
+_COLON = f"{_GAP}:{_GAP}"
+_HEAD = re.compile(
+    rf'[\s\[]{{0,64}}\{{{_GAP}"name"{_COLON}({_NAME}){_GAP},{_GAP}"(?:arguments|parameters)"{_COLON}(?=\{{)'
+)
+"""All of it is bounded, so that to try again with every token costs the same however much is held."""
 _BEGUN = re.compile(r'[\s\[]*\{\s*("name"|$)')
 _END = re.compile(r"\s*\}?\s*")
 _STRUCTURE = frozenset('{}[]:,+-.eEtrufalsn0123456789 \t\r\n"')  # all that JSON has outside of strings

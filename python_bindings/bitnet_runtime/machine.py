@@ -72,4 +72,3 @@ def buffer_bytes() -> int:
     texts = [size.read_text().strip() for size in sizes]
     cache = max((int(text[:-1]) * units[text[-1]] for text in texts if text[-1:] in units), default=0)
     return min(max(4 * cache, 256 * MEBI), 2048 * MEBI)
-

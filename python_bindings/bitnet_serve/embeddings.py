@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import vision
 from bitnet_runtime.batch import embed_batch
-from bitnet_runtime.errors import naming, shown
+from bitnet_runtime.errors import ModelTooLargeError, naming, shown
 from bitnet_runtime.session import Session
 from bitnet_serve import fields
 from bitnet_serve.errors import ApiError, refuse
@@ -72,9 +72,13 @@ class Embedding(Task):
             if tokens > most:
                 break
             n += 1
-        while len(self._sessions) < n:
-            self._sessions.append(self._served.sessions.new(min(PIECE_ALONE, self._model.n_ctx), self._served.adapter))
-        return n
+        try:
+            while len(self._sessions) < n:
+                most = min(PIECE_ALONE, self._model.n_ctx)
+                self._sessions.append(self._served.sessions.new(most, self._served.adapter))
+        except ModelTooLargeError:  # fewer at a time do, too
+            pass
+        return min(n, len(self._sessions))
 
     def fail(self, error: Exception) -> None:
         self._failed = True

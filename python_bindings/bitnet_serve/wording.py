@@ -10,11 +10,13 @@ from bitnet_serve.answers import Choice
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Tokens of a request: of a prompt with several answers once."""
+    """Tokens of a request: of a prompt with several answers once, and of these what was there before any of them."""
     prompts = {id(choice.ask.prompt): len(choice.ask.prompt) for choice in choices}
+    found = dict(prompts)
+    for choice in choices:
+        found[id(choice.ask.prompt)] = min(found[id(choice.ask.prompt)], choice.ended().reused)
     made = sum(choice.ended().completion_tokens for choice in choices)
-    prompt = sum(prompts.values())
-    reused = sum(choice.ended().reused for choice in choices)
+    prompt, reused = sum(prompts.values()), sum(found.values())
     details = {"prompt_tokens_details": {"cached_tokens": reused}} if reused else {}
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
 

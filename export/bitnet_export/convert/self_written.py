@@ -16,7 +16,8 @@ TOGETHER = 64  # texts
 
 
 def self_written(path: str, prompts: Sequence[list[int]], most: int, seed: int) -> Iterator[list[int]]:
-    """Each prompt with up to `most` tokens behind it, as the model's own defaults of sampling draw them."""
+    """Each prompt with up to `most` tokens behind it, as the model's own defaults of sampling draw them. The last is
+    the end token where that ended the text."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +28,9 @@ def self_written(path: str, prompts: Sequence[list[int]], most: int, seed: int) 
             with open_source(path) as source:
                 pack_source(source, file)
         with Model.load(file) as model:
+            end = sorted(model.end_tokens)[:1]
             for first in range(0, len(prompts), TOGETHER):
                 these = prompts[first : first + TOGETHER]
                 results = model.generate(these, max_tokens=most, seed=seed + first)
-                yield from (prompt + result.tokens for prompt, result in zip(these, results, strict=True))
+                for prompt, result in zip(these, results, strict=True):
+                    yield prompt + result.tokens + (end if result.finish_reason == "stop" else [])

@@ -25,6 +25,7 @@ MAX_TOKENS = 1 << 19  # the largest published vocabularies have 2^18
 MAX_PIECE = 512  # characters of a piece that SentencePiece merges; published ones have at most 48
 MAX_CHARACTERS = 1 << 24  # of all pieces; published ones have 2 million
 MAX_MERGES = 1 << 21  # of pieces; published ones have 600,000
+MAX_WRITTEN = 1 << 24  # characters of merges; published ones have 6 million
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space
 
@@ -103,6 +104,7 @@ def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str
     if (characters := sum(map(len, score))) > MAX_CHARACTERS:
         raise SourceError(f"the vocabulary has {characters} characters, expected at most {MAX_CHARACTERS}")
     merges: list[tuple[float, int, int, str, str]] = []
+    written = 0
     for token, value in score.items():
         if len(token) > MAX_PIECE:
             raise SourceError(f"the vocabulary has a piece of {len(token)} characters, expected at most {MAX_PIECE}")
@@ -110,8 +112,11 @@ def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str
             left, right = token[:cut], token[cut:]
             if left in score and right in score:
                 merges.append((value, len(left), len(right), left, right))
-        if len(merges) > MAX_MERGES:
-            raise SourceError(f"pieces of the vocabulary make each other in more than {MAX_MERGES} ways")
+                written += len(token)
+        if len(merges) > MAX_MERGES or written > MAX_WRITTEN:
+            raise SourceError(
+                f"pieces of the vocabulary make each other in more than {MAX_MERGES} ways, or in long ones"
+            )
     values = {merge[0] for merge in merges}
     if len(values) == 1 and len(merges) > 1:
         raise SourceError(

@@ -91,6 +91,12 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
     pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), "")
     problems = [] if pre else [f"cuts text by {', then '.join(steps) or 'nothing'}, llama.cpp has no name for this"]
+    ignores = bool(rules["model"].get("ignore_merges"))
+    if pre and ignores != PRE[pre].ignore_merges and (word := _spelt_otherwise(rules)):
+        does, theirs = ("does not take", "does") if PRE[pre].ignore_merges else ("takes", "does not")
+        problems.append(
+            f"{does} {word!r}, which is a token, for one whatever its merges say, llama.cpp's {pre} {theirs}"
+        )
     for step in _parts(rules.get("normalizer"), "normalizers"):
         if step["type"] != "NFC" or (pre and not PRE[pre].nfc):
             theirs = f"llama.cpp's {pre}" if pre else "llama.cpp"
@@ -99,6 +105,17 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
         raise ValueError(f"the tokenizer {' and '.join(problems)}; write the file for token ids (--no-tokenizer)")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+
+def _spelt_otherwise(rules: Mapping[str, Any]) -> str | None:
+    """A token that is not what its own letters are merged to: ignore_merges makes a difference."""
+    from tokenizers import Tokenizer
+
+    model = rules["model"]
+    merging = Tokenizer.from_str(json.dumps({"model": {**model, "ignore_merges": False}}))
+    words = sorted(model["vocab"].keys() - {added["content"] for added in rules.get("added_tokens") or ()})
+    spelt = merging.encode_batch_fast(words, add_special_tokens=False)
+    return next((word for word, found in zip(words, spelt, strict=True) if found.ids != [model["vocab"][word]]), None)
 
 
 def _cuts(steps: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+import zipfile
 from typing import Any
 
 from bitnet_export.foreign.source import SourceError
@@ -41,6 +42,7 @@ def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
 def _load(path: Any, what: str) -> dict[Any, Any]:
     import torch
 
+    _check_size(path, what)
     try:
         with warnings.catch_warnings(action="ignore"):
             state = torch.load(path, map_location="cpu", weights_only=True)  # not mapped: it may be cut short meanwhile
@@ -52,6 +54,17 @@ def _load(path: Any, what: str) -> dict[Any, Any]:
     if not isinstance(state, dict):
         raise SourceError(f"{what} holds a {type(state).__name__}, expected a dictionary of tensors")
     return state
+
+
+def _check_size(path: Any, what: str) -> None:
+    """torch.save stores what it writes once and as it is. Else a small file could fill the memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries, there = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, OSError, ValueError, LookupError, RuntimeError):
+        return  # of the form before torch 1.6, or none that it reads
+    if any(each.compress_type for each in entries) or sum(each.file_size for each in entries) > there:
+        raise SourceError(f"{what} is compressed, or has parts that overlap; expected a file as torch.save writes it")
 
 
 def _entry(value: object, what: str) -> Entry:
