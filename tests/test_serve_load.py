@@ -123,6 +123,17 @@ def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPa
     connection.close()
 
 
+def test_answers_that_nobody_reads_hold_no_places(slow: Serving) -> None:
+    scheduler = slow.models["slow"].scheduler
+    asked = as_http(COMPLETE, LONG | {"stream": True, "logprobs": 20, "logit_bias": {"65": 100}, "n": 2})
+    connection = deaf(slow, asked)  # as many as are computed together
+    wait(lambda: len(scheduler._running) == 2 and all(task.waits for task in scheduler._running))
+    assert post(slow, COMPLETE, {"prompt": "x", "max_tokens": 2})[0] == 200
+    assert scheduler.load[0] == 2
+    connection.close()
+    wait(lambda: idle(slow))
+
+
 def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is large, many that were asked for at once, and those whose connection would be closed behind them."""
     monkeypatch.setattr(server, "STALLED", 1.0)

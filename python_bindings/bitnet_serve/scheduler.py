@@ -205,8 +205,9 @@ class Scheduler:
             self._end(task)
 
     def _join(self) -> None:
-        """Begin with those that wait, as far as there are places and memory."""
-        while self._queue and len(self._running) < self._places and time.monotonic() >= self._retry:
+        """Begin with those that wait, as far as there are places and memory. One that waits for its reader takes no
+        place: whoever does not read keeps nobody else from an answer."""
+        while self._queue and self._busy < self._places and time.monotonic() >= self._retry:
             with self._wake:
                 clients = Counter(task.client for task in self._running)
                 requests = Counter(task.request for task in self._running)
@@ -229,9 +230,14 @@ class Scheduler:
             except Exception as error:
                 self._fail(task, error)
 
+    @property
+    def _busy(self) -> int:
+        return sum(not task.waits for task in self._running)
+
     def _round(self) -> bool:
         """A piece, and a pass; False: there was nothing to do."""
         going = [task for task in self._running if task.stream and not task.stream.loads and not task.waits]
+        going = going[: self._places]  # more are running where some have waited for their readers
         coming = [task for task in self._running if task.stream is None or task.stream.loads]
         coming.sort(key=lambda task: task.turn)
         if alone := bool(coming) and coming[0].stream is None:
