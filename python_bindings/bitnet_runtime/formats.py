@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitnet_runtime.errors import GrammarError, shown
+from bitnet_runtime.schemas import exact
 
 Schema = str | bytes | bool | Mapping[str, Any] | type
 """A JSON schema: its JSON, an object, or a class of pydantic."""
@@ -53,7 +54,7 @@ def _schema(value: Any) -> str:
         schema = json.loads(value) if isinstance(value, (str, bytes)) else value
         if not isinstance(schema, (Mapping, bool)):
             raise TypeError(f"a {type(schema).__name__}")
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, default=dict)
+        return json.dumps(exact(schema), ensure_ascii=False, allow_nan=False, default=dict)
     except (ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"json_schema is {shown(value)}, expected {SCHEMA} ({error})", "json_schema") from None
 

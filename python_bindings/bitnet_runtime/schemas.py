@@ -1,0 +1,53 @@
+"""JSON schemas in words that `llguidance` 1.9 takes exactly; what it takes for more than it says is said otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+VALUES = frozenset(("const", "enum", "default", "examples"))  # hold no schemas
+NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # schemas by name
+WITHIN_A_MINUTE = r"^[^:]*:[0-5][0-9]:[0-5]"
+"""RFC 3339 has a 60th second where one was added, of which a pattern knows nothing."""
+
+
+def exact(schema: Any) -> Any:
+    """A schema whose texts are among those of `schema`, by the library as by the standard."""
+    if isinstance(schema, (list, tuple)):
+        return [exact(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for word, part in schema.items():
+        if word in NAMED and isinstance(part, Mapping):
+            found[word] = {name: exact(each) for name, each in part.items()}
+        else:
+            found[word] = part if word in VALUES else exact(part)
+    if found.get("format") in ("time", "date-time"):
+        others = found.get("allOf", [])
+        found["allOf"] = [*(others if isinstance(others, list) else [others]), {"pattern": WITHIN_A_MINUTE}]
+    return found | _bounds(found)
+
+
+def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
+    """A whole number that is excluded, and less than 1 from the other bound: it would be let in. So the bound moves by
+    less than a millionth of the room between them."""
+    low = _number(schema, "exclusiveMinimum", "minimum")
+    high = _number(schema, "exclusiveMaximum", "maximum")
+    if low is None or high is None or not 0 < high - low < 1:
+        return {}
+    step = 10.0 ** math.floor(math.log10(high - low) - 6)
+    moved = {}
+    if "exclusiveMinimum" in schema and low == int(low):
+        moved["exclusiveMinimum"] = max(low + step, math.nextafter(low, math.inf))
+    if "exclusiveMaximum" in schema and high == int(high):
+        moved["exclusiveMaximum"] = min(high - step, math.nextafter(high, -math.inf))
+    return moved
+
+
+def _number(schema: Mapping[str, Any], *words: str) -> float | None:
+    """The first of them that is there; None: it is no number, or so large that 1 is no step."""
+    value = next((schema[word] for word in words if word in schema), None)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+    return float(value) if known and value is not None else None

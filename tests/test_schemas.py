@@ -1,0 +1,62 @@
+"""JSON schemas as the library reads them: every text that it lets through is one of the schema's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from bitnet_runtime.formats import format_text
+
+compiling = pytest.importorskip("bitnet_runtime.compiling")
+
+BYTES = compiling.Compiler([bytes([i]) for i in range(256)], [], [], lambda text: list(text.encode()))
+NUMBERS = [f"{sign}{whole}{rest}" for sign in ("", "-") for whole in ("0", "15", "16", "17")
+           for rest in ("", ".0", ".0001", ".25", ".5", ".9")]  # fmt: skip
+BOUNDS = [None, 0, 16, -16, 0.5, 0.001, 16.5, -0.5, -16.5, 17]
+
+
+def accepts(schema: dict[str, Any], text: str) -> bool:
+    matcher = BYTES.matcher("json_schema", format_text("json_schema", schema))
+    tokens = list(text.encode())
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "words", [*itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))]
+)
+def test_bounds_of_numbers(words: tuple[str, str]) -> None:
+    """A number is let in only if it lies within. (Not each that does: a zero at the end may be one too many.)"""
+    inside = 0
+    for low, high in itertools.product(BOUNDS, BOUNDS):
+        if low is not None and high is not None and low >= high:
+            continue
+        bounds = {word: bound for word, bound in zip(words, (low, high), strict=True) if bound is not None}
+        for text in NUMBERS:
+            if accepts({"type": "number"} | bounds, text):
+                value, inside = float(text), inside + 1
+                assert low is None or value > low or (value == low and words[0] == "minimum"), (bounds, text)
+                assert high is None or value < high or (value == high and words[1] == "maximum"), (bounds, text)
+    assert inside > 500
+
+
+def test_a_bound_moves_by_little() -> None:
+    """Also where it stands within another schema; values that look like one are left alone."""
+    within = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": [within]}}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    for text, good in (("0", False), ("0.000001", True), ("0.499999", True), ("0.5", False)):
+        assert accepts(schema, f'{{"a": [{text}]}}') == good, text
+    for huge in ({"exclusiveMinimum": 10**400, "maximum": 0.5}, {"exclusiveMinimum": True, "maximum": 0.5}):
+        assert json.loads(format_text("json_schema", huge) or "") == huge
+    assert accepts({"const": within}, json.dumps(within))
+
+
+@pytest.mark.parametrize("more", [{}, {"pattern": "^.*Z$"}, {"allOf": [{"pattern": "^.*Z$"}]}, {"maxLength": 60}])
+@pytest.mark.parametrize(("written", "before"), [("time", ""), ("date-time", "2026-11-28T")])
+def test_a_minute_has_sixty_seconds(written: str, before: str, more: dict[str, Any]) -> None:
+    for seconds, good in (("59", True), ("00", True), ("60", False), ("59.25", True)):
+        text = json.dumps(f"{before}13:37:{seconds}Z")
+        assert accepts({"type": "string", "format": written} | more, text) == good, text
