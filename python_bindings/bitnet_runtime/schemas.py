@@ -18,7 +18,7 @@ def exact(schema: Any) -> Any:
         return [exact(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {}
+    found: dict[str, Any] = {}
     for word, part in schema.items():
         if word in NAMED and isinstance(part, Mapping):
             found[word] = {name: exact(each) for name, each in part.items()}
