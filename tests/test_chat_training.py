@@ -69,6 +69,16 @@ def test_only_answers_and_their_end_are_learnt() -> None:
     assert found.ids[-1] == end and found.counts[-1]
 
 
+def test_a_plain_text_begins_and_ends_as_it_did_before_the_model_learnt_to_chat() -> None:
+    words = tokenizer.build("byte", [], 300)
+    _, generation = conversations.with_template(words, None, {})
+    end = words.token_to_id(conversations.END)
+    assert (generation["bos_token_id"], generation["eos_token_ids"]) == (tokenizer.END_ID, [end, tokenizer.END_ID])
+    assert conversations.with_template(words, "x", generation)[1] == generation  # of a run that goes on
+    _, said = conversations.with_template(words, None, {"eos_token_ids": [5]})
+    assert "bos_token_id" not in said and said["eos_token_ids"] == [end, 5]
+
+
 def test_our_template_knows_its_roles() -> None:
     encode, words = encoder()
     asked, answer = TALK[:2]

@@ -22,7 +22,7 @@ from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.packing import Dialogue, best_fit, filled
-from bitnet.data.tokenizer import separator
+from bitnet.data.tokenizer import defaults, separator
 from bitnet_runtime.chat import ChatTemplate, is_message
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
 from bitnet_runtime.text import Tokenizer as EngineTokenizer
@@ -150,6 +150,7 @@ def with_template(
 
     default: that of a model that has none, with these two tokens.
     """
+    generation = dict(defaults(words, generation))
     first = separator(words, generation)
     named = {"bos_token": words.id_to_token(first)} | dict(generation.get("special_tokens") or {})
     ends = list(generation.get("eos_token_ids") or [])
