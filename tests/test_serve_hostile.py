@@ -16,7 +16,7 @@ from bitnet_serve import application, chat, completions, embeddings, fields, mes
 from bitnet_serve.application import Options
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
-from servers import as_http, connect, idle, post, request, served, wait
+from servers import as_http, connect, idle, post, request, served, until, wait
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -159,6 +159,30 @@ def test_huge_bodies(serving: Serving) -> None:
         assert b" 413 " in connection.recv(100)
     with connect(serving, b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", "bad Content-Length"),
+        (b"hello\r\n\r\n", "illegal request line"),
+    ],
+)
+def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(serving: Serving, sent: bytes, said: str) -> None:
+    with connect(serving, sent) as connection:
+        head, _, answer = until(connection, b"}}").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+        assert said in json.loads(answer)["error"]["message"]
+        assert not connection.recv(100)
+
+
+def test_a_target_may_name_the_server(serving: Serving) -> None:
+    """As a proxy is asked (RFC 9112, 3.2.2)."""
+    for target in ("http://localhost/health", "http://localhost:80/health?x=1", "http://localhost"):
+        assert request(serving, "GET", target)[0] == 200
+    assert request(serving, "GET", "http://localhost/nothing")[0] == 404
+    assert request(serving, "GET", "/http://localhost/health")[0] == 404
 
 
 # ---- who may ask ----

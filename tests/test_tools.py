@@ -285,8 +285,10 @@ def test_a_conversation_with_a_function(tmp_path: Path) -> None:
         assert model.chat(ASK, tools=[forecast], tool_choice="none").text.endswith("</tool_call>")
         cut = model.chat(ASK, tools=[forecast], max_tokens=20)
         assert cut.finish_reason == "length" and "<tool" not in cut.text
-        early = model.chat(ASK, tools=[forecast], stop=["forecast"])
-        assert (early.text, early.tool_calls) == ("Let me see.", []), "half a call is none, and no text"
+        whole = model.chat(ASK, tools=[forecast], stop=["forecast", "Köln", "}"])
+        assert [each.text for each in whole.tool_calls] == [call.text], "a stop text ends texts, and breaks no call"
+        early = model.chat(ASK, tools=[forecast], stop=["me"])
+        assert (early.text, early.tool_calls, early.finish_reason) == ("Let ", [], "stop")
 
 
 def test_too_long_a_prompt_says_what_the_tools_take(tmp_path: Path) -> None:

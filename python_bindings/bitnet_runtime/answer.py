@@ -42,18 +42,18 @@ class Answer:
         text = self._detokenizer.push(token) if self._detokenizer else ""
         if self.reader and self._detokenizer and token in self.reader.shown:
             text += self._detokenizer.flush() + self.reader.shown[token]
-        text = self._until_stop(text) if self._stop else text
-        return self.reader.push(text) if self.reader else text
+        text = self.reader.push(text) if self.reader else text  # a stop text within a call would break it
+        return self._until_stop(text) if self._stop else text
 
     def flush(self, cut: bool = False) -> str:
         """What was held back; "" after a stop text. cut: not the model ended it."""
-        text = self._detokenizer.flush() if self._detokenizer else ""
         if self.stopped_by:
-            text = ""
-        elif self._stop:
-            text = self._until_stop(text) + self._held
-            self._held = ""
-        return self.reader.push(text, final=True, cut=cut) if self.reader else text
+            return ""
+        text = self._detokenizer.flush() if self._detokenizer else ""
+        text = self.reader.push(text, final=True, cut=cut) if self.reader else text
+        if self._stop:
+            text, self._held = self._until_stop(text) + self._held, ""
+        return text
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text

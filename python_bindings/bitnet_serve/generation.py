@@ -219,7 +219,7 @@ class Generation(Task):
         if self._failed:
             return
         opened = self._opened or end
-        started = self._started or end
+        started = max(self._started or end, opened)
         timings = Timings(opened - self._made, started - opened, end - started, seed)
         self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused, receipt))
 

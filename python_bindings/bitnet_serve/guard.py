@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bitnet_serve.answers import send_all
 from bitnet_serve.errors import ApiError
 
+_WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
 OPEN = frozenset({"/", "/health"})  # without a key: a page that says nothing, and whether the server lives
 
 
@@ -32,6 +34,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        scope["path"] = _WHOLE.sub("", scope["path"], 1) or "/"
         headers, cors = dict(scope["headers"]), []
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:

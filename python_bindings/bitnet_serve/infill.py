@@ -31,6 +31,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     model, options = served.model, fields.sampling(body, served.model, None)
     before = extra(body) + fields.take(body, "input_prefix", str, "")
     line = model.tokenize(fields.take(body, "prompt", str, ""), add_bos=False)  # the middle begins so
+    line = line[-(model.n_ctx // 4) :]  # of one that does not fit, too, the end
     most = options.max_tokens
     room = len(line) + (model.n_ctx // 4 if most is None else most)
     tokens = model.infill_prompt(before, fields.take(body, "input_suffix", str, ""), room) + line

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,6 +22,7 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_serve import body
 from bitnet_serve.app import Api
 from bitnet_serve.application import Application, Options
+from bitnet_serve.errors import ApiError
 from bitnet_serve.models import Loader, Served
 
 HEADERS = 10.0  # seconds until the headers of a request are there
@@ -83,9 +86,16 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:  # the answer came before the end of the request, which then was none
-            self.transport.close()
+            why = f"this is no HTTP/1.1 request: {sys.exception() or msg}"
+            said = json.dumps(ApiError(400, why, "invalid_http").body()).encode()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(said))),
+                ("connection", "close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=said), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()  # also where the answer came before the end of the request, which then was none
 
     def _there(self) -> list[Protocol]:
         return [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
