@@ -20,15 +20,17 @@ ECHO = 0.5  # seconds
 
 
 class Interruption:
-    """While entered, the first Ctrl-C or SIGTERM is only noted, in `signal`; a second Ctrl-C acts at once, unless it is
-    an echo of the first, as programs make that hand on what the terminal has sent anyway. In another thread than the
-    main one nothing is noted: Python hears signals there alone."""
+    """While entered, the first Ctrl-C, SIGTERM, or SIGHUP of a terminal that is closed, is only noted, in `signal`; a
+    second Ctrl-C acts at once, unless it is an echo of the first, as programs make that hand on what the terminal has
+    sent anyway. In another thread than the main one nothing is noted: Python hears signals there alone."""
 
     def __init__(self) -> None:
         self.signal = 0
 
     def __enter__(self) -> Self:
-        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        signals = [signal.SIGINT, signal.SIGTERM] if threading.current_thread() is threading.main_thread() else []
+        if signals and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` leaves it
+            signals.append(signal.SIGHUP)
         self._before = {s: signal.signal(s, self._note) for s in signals}
         return self
 
@@ -43,6 +45,8 @@ class Interruption:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal, noted = number, time.monotonic()
+        if number == signal.SIGHUP:
+            unheard()
         if number == signal.SIGINT:
             with contextlib.suppress(OSError):  # nobody listens
                 os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
@@ -52,6 +56,13 @@ class Interruption:
                 signal.default_int_handler(number, frame)
 
         signal.signal(signal.SIGINT, again)
+
+
+def unheard() -> None:
+    """Nobody reads stderr any more: what is said there goes nowhere, and nothing fails for it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 @dataclass

@@ -205,6 +205,21 @@ def test_what_lies_beyond_the_context_is_not_looked_at(monkeypatch: pytest.Monke
             assert torch.equal(ours, theirs)
 
 
+def test_bytes_and_tokens_are_of_what_is_learnt() -> None:
+    """Not of what lies beyond the context: two with the same answer in sight have the same bits a byte."""
+    encode, words = encoder()
+    short = conversations.Conversation(TALK[:2], "here")
+    asked = conversations.Conversation([{"role": "user", "content": "q" * 500}, TALK[1]], "here")
+    answered = conversations.Conversation([TALK[0], {"role": "assistant", "content": "Good day" * 90}], "here")
+    alone, with_long = (
+        conversations.Dialogues(talks, encode, words, context=64) for talks in ([short], [short, asked])
+    )
+    assert alone.bytes_per_token == with_long.bytes_per_token
+    assert (with_long.too_long(64), with_long.answerless(64), with_long.n_tokens) == (1, 1, alone.n_tokens + 65)
+    cut = conversations.Dialogues([answered], encode, words, context=64)
+    assert cut.bytes_per_token == 1 and cut.answerless(64) == 0  # a byte is a token
+
+
 def test_long_conversations_lose_their_end() -> None:
     found, _ = dialogues(5)
     longest = max(len(d.ids) for d in found._all)

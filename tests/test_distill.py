@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,29 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     last = found[-1]
     share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
     assert 0.1 < share < 0.4  # 0.2 of the running means, which lag behind while λ rises
+
+
+@pytest.mark.parametrize("option", ["the source", "--teacher"])
+def test_a_teacher_that_has_learnt_more_is_not_the_teacher(
+    option: str, source: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that goes on learns from what it began with, also where that was set aside; without it not at all."""
+    teacher, text = tmp_path / "teacher", source[1]
+    shutil.copytree(source[0], teacher)
+    begun_with = (teacher, text) if option == "the source" else source
+    more = ["--distill", "0.5", "--lr", "0.002", *(["--teacher", str(teacher)] if option == "--teacher" else [])]
+    assert convert(begun_with, tmp_path / "whole", *more) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "step-000008")
+    assert bitnet_cli.main(["train", "--resume", "--out", str(teacher), "--steps", "16"]) == 0
+    assert not (teacher / "step-000008").exists() and (teacher / "step-000008.fallen").exists()
+    shutil.copytree(tmp_path / "half", tmp_path / "none")
+    assert bitnet_cli.main(["finetune", "--resume", "--out", str(tmp_path / "half")]) == 0
+    whole, half = (tmp_path / run / "step-000008" / "model.safetensors" for run in ("whole", "half"))
+    assert whole.read_bytes() == half.read_bytes()
+    shutil.rmtree(teacher / "step-000008.fallen")
+    assert bitnet_cli.main(["finetune", "--resume", "--out", str(tmp_path / "none")]) == 1
+    assert f"{teacher} no longer has step-000008, which this run learns from" in capsys.readouterr().err
 
 
 def test_accumulated_terms_are_those_of_one_batch(source: tuple[Path, Path], tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_runs_learn_the_same(text: Path, ids: Path, tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out) == expected
 
 
+def test_a_packed_model_is_measured_on_them(
+    text: Path, ids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", ids) == 0
+    packed = str(tmp_path / "m.bitnet")
+    assert bitnet_cli.main(["export", str(tmp_path / "run"), packed]) == 0
+    capsys.readouterr()
+    assert bitnet_cli.main(["eval", packed, "--data", str(ids), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert bitnet_cli.main(["eval", str(tmp_path / "run"), "--data", str(ids), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == expected["tokens"] and found["bits_per_byte"] == pytest.approx(
+        expected["bits_per_byte"], rel=1e-3  # an int8 head, and a cache of fp16
+    )  # fmt: skip
+    other = tmp_path / "other"
+    assert bitnet_cli.main(["tokenize", str(other), "--data", str(text), "--tokenizer", "byte"]) == 0
+    assert bitnet_cli.main(["eval", packed, "--data", str(other)]) == 1
+    assert "token ids of another tokenizer than the model's" in capsys.readouterr().err
+
+
 def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other"
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text), "--tokenizer", "byte"]) == 0

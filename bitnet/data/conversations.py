@@ -229,7 +229,10 @@ class Dialogues:
         """prefix: a row holds one conversation, and what stands before its first answer is its prefix. context: of the
         longest rows that are asked for."""
         self.prefix = prefix
-        self._all = [dialogue for each in conversations for dialogue in encoder.encode(each, context=context)]
+        whole = [dialogue for each in conversations for dialogue in encoder.encode(each, context=context)]
+        self._lengths = [len(dialogue.ids) for dialogue in whole]
+        most = context + 1 if context is not None else None  # a row has the next token of each, too
+        self._all = [Dialogue(dialogue.ids[:most], dialogue.counts[:most]) for dialogue in whole]
         recipe = hashlib.sha256(words.to_str().encode())
         for dialogue in self._all:
             recipe.update(len(dialogue.ids).to_bytes(8) + dialogue.ids.tobytes() + dialogue.counts.tobytes())
@@ -245,7 +248,11 @@ class Dialogues:
 
     def too_long(self, context: int) -> int:
         """How many do not fit a row: they lose their end, or if no answer would be left, are left out."""
-        return sum(len(dialogue.ids) - 1 > context for dialogue in self._all)
+        return sum(n - 1 > context for n in self._lengths)
+
+    def answerless(self, context: int) -> int:
+        """How many of these are left out."""
+        return sum(not dialogue.counts[: context + 1].any() for dialogue in self._all)
 
     def windows(self, context: int) -> int:
         """The number of rows of `context` tokens."""

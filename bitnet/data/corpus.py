@@ -47,12 +47,13 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
     taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
-        matches = [path] if path.exists() else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
+        named = path.exists() or path.is_symlink()
+        matches = [path] if named else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
         if not matches:
             raise DataError(f"no file, folder or glob matches {source!r}")
         known = [path] if path.is_file() else []
         for match in matches if not known else ():
-            found, rest = _walk(match) if match.is_dir() else ([match] if match.is_file() else [], [])
+            found, rest = _walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
             of_runs = _in_runs([*found, *rest], match if match.is_dir() else match.parent)
             others.update(file.suffix.lower() or "no suffix" for file in rest if file not in of_runs)
             runs |= set(of_runs.values())
@@ -272,14 +273,27 @@ def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list
     is hidden, and virtual environments of Python."""
     found: list[Path] = []
     seen = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=_cannot_read, followlinks=True):
         if (real := os.path.realpath(place)) in seen or (PYTHON in names and Path(place) != folder):
             folders[:] = []  # a link to what was seen, perhaps to a folder that it is in
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
-        found += [file for name in names if not name.startswith(".") and (file := Path(place, name)).is_file()]
+        found += [file for name in names if not name.startswith(".") and _is_there(file := Path(place, name))]
     return sorted(filter(files.is_known, found)), list(itertools.filterfalse(files.is_known, found))
+
+
+def _cannot_read(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}; a part of the text would be missing")
+
+
+def _is_there(file: Path) -> bool:
+    """Whether it is a file. Raises DataError: it is a link to a text that is not there."""
+    if file.is_symlink() and not file.exists() and files.is_known(file):
+        raise DataError(
+            f"{file} is a link to {os.readlink(file)}, which is not there; a part of the text would be missing"
+        )
+    return file.is_file()
 
 
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:

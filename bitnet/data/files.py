@@ -121,7 +121,7 @@ def _uncompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
 
 def _whole(file: Path) -> Iterator[str]:
     with opened(file) as content:
-        yield _decoded(_bounded(content.read, MOST, str(file)), str(file))
+        yield _decoded(_bounded(content.read, MOST, str(file)).removeprefix(codecs.BOM_UTF8), str(file))
 
 
 def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:

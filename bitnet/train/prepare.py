@@ -91,6 +91,7 @@ def prepare(
     optimizer = optimizers.build(model, settings)
     phased = tower.sees_in_floats if tower else not settings.vision
     state = _beginning(settings, model, batches) | {"phased": phased}
+    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again when its run goes on
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from bitnet.model import parallel
+from bitnet.process import unheard
 from bitnet.train.horizon import Horizon
 from bitnet_runtime.terminal import escape
 
@@ -82,9 +83,14 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """On stderr, above the bar, by the first process alone."""
-    if parallel.is_first():
+    """On stderr, above the bar, by the first process alone. Nobody has to read it."""
+    if not parallel.is_first():
+        return
+    try:
         tqdm.write(escape(line, keep="\n\t"), file=sys.stderr)  # the name of a run may hold anything
+        sys.stderr.flush()
+    except BrokenPipeError:
+        unheard()
 
 
 def lasting(seconds: float) -> str:

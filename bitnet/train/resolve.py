@@ -178,6 +178,9 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     flags = {name: value for name, value in given.options.items() if value is not None}
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = _over(_over({}, in_file), flags)
+    for name in SOURCES:
+        if train.get(name) == []:
+            raise ValueError(f"{name} is an empty list, expected files, folders or globs; leave it out for the default")
     for name in PATHS:
         value = train.get(name)
         if isinstance(value, str):

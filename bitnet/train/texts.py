@@ -86,10 +86,16 @@ def _talks(asked: Asked) -> Learnt:
     template, generation = conversations.with_template(words, asked.template, asked.generation)
     encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"
     dialogues, others = (conversations.Dialogues(side, encoder, words, prefix, context) for side in talks)
-    if cut := dialogues.too_long(context):
-        say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+    _note_long(dialogues, context, say)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
     return words, template, generation, batches, others
+
+
+def _note_long(dialogues: conversations.Dialogues, context: int, say: Callable[[str], object]) -> None:
+    if cut := dialogues.too_long(context):
+        none = dialogues.answerless(context)
+        lost = f"lose their end, {none:,} of them every answer" if none else "lose their end"
+        say(f"{cut:,} conversations are longer than {context:,} tokens and {lost}; see --context")
 
 
 def _images(asked: Asked, vision: ModelConfig) -> Learnt:
@@ -194,8 +200,7 @@ def of_checkpoint(
         talks = talks if files else conversations.split(talks, settings.validation)[1]
         encoder = conversations.Encoder(words, template, generation)
         dialogues = conversations.Dialogues(talks, encoder, words, config.mask == "prefix", context)
-        if cut := dialogues.too_long(context):
-            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+        _note_long(dialogues, context, say)
         return dialogues
     if config.vision:
         seen = None if data else pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)

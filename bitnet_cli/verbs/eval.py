@@ -152,7 +152,7 @@ def samples(model: Model, prompt: str, n: int) -> list[str]:
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet.data import conversations, corpus, dataset, files, tokenizer
+    from bitnet.data import conversations, corpus, dataset, files, tokenized, tokenizer
     from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
     if _is_encoder(model) and not model.image:
@@ -170,9 +170,13 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     if model.image:
         return _of_packed_with_images(model, args, words, context)
     with tempfile.TemporaryDirectory() as scratch:
-        texts = corpus.Documents(args.data, args.column or files.COLUMN)
-        text = dataset.tokenize(texts, words, Path(scratch), "text", first)
-        _note(texts)
+        if folder := tokenized.named(args.data):
+            tokenized.check_of(folder, words, first)
+            (text,) = tokenized.read(folder, "validation")[1]
+        else:
+            texts = corpus.Documents(args.data, args.column or files.COLUMN)
+            text = dataset.tokenize(texts, words, Path(scratch), "text", first)
+            _note(texts)
         if model.mask == "prefix":
             say("measured without a prefix, unlike its checkpoint: each token from those before it")
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
