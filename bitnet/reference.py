@@ -20,6 +20,7 @@ from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.settings import CONTEXT, CONVERSION, FINETUNE_SETTINGS, PRESET_SETTINGS, Settings
 from bitnet.sizes import SIZES
+from bitnet.source_settings import of_source
 
 HEAD = """# Presets and options
 
@@ -61,7 +62,14 @@ def default_of(name: str, finetune: bool = False) -> str:
     """The default of an option as --help prints it, "" where its sentence says what none means."""
     plain = getattr(Settings(), name)
     if finetune:
-        depends = {"quantize_warmup": "0.5, from a ternary source 0", "context": f"the source's, at most {CONTEXT}"}
+        ternary = PRESETS["tiny"]
+        rates = [_shown(of_source(ternary, lora=lora, preference=wish)[0]["lr"])
+                 for lora, wish in ((False, False), (True, False), (False, True), (True, True))]  # fmt: skip
+        depends = {
+            "quantize_warmup": "0.5, from a ternary source 0",
+            "context": f"the source's, at most {CONTEXT}",
+            "lr": "{}; with --lora {}, with --preference {}, with both {}".format(*rates),
+        }
         return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
     values: dict[str, list[str]] = {}
     for preset, changes in PRESET_SETTINGS.items():

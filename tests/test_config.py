@@ -136,13 +136,16 @@ def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture
     assert default_of("lr") == rates
     for said in (f"peak learning rate [{rates}]", f"[{default_of('steps')}]", f"[{default_of('tokenizer')}]"):
         assert said.replace(" ", "") in helps["train"].replace(" ", "")  # lines end behind the dash of a name, too
-    assert "peak learning rate [0.0001]" in helps["finetune"] and "and --resume [1000]" in helps["finetune"]
+    said = "peak learning rate [0.0001; with --lora 0.001, with --preference 1e-05, with both 0.0001]"
+    assert said in helps["finetune"] and "and --resume [1000]" in helps["finetune"]
     for config in (PRESETS["tiny"], PRESETS["tiny"].replace(ternary=()), PRESETS["bitnet-2b4t"]):
         settings = Settings.from_dict(of_source(config)[0] | {"source": "x"})
         for f in dataclasses.fields(Settings):
             said, found = default_of(f.name, finetune=True), getattr(settings, f.name)
             if f.name == "quantize_warmup":
                 assert said == "0.5, from a ternary source 0" and found == (0.0 if config.ternary else 0.5)
+            elif f.name == "lr":
+                assert said.startswith(f"{found:g}; with --lora ")
             elif f.name == "context":
                 assert said == "the source's, at most 1024" and found == (0 if config.max_context <= 1024 else 1024)
             elif f.name != "source" and not isinstance(found, list | bool):

@@ -145,7 +145,7 @@ def test_how_often_a_source_is_seen() -> None:
         ("animals = 3", "animal = 3", "weights of stage 1 have 'animal', expected names of sources: animals, numbers"),
         ("animals = 3", "animals = 0", "source animals has a millionth of no stage"),
         ("{ numbers = 1 }", "{ numbers = 0.0 }", "the weights of stage 2 are all 0"),
-        (NUMBERS, NUMBERS + "\nuntil = 1", "stage 2 has until = 1, expected weights"),
+        (NUMBERS, NUMBERS + "\nuntil = 1", "stage 2 has until, and is the last"),
         ('"animals"]', '"beasts"]', "source animals: no file, folder or glob matches '.*/beasts'"),
     ],
 )

@@ -162,6 +162,15 @@ def test_huge_bodies(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"null", "the body is None, expected a JSON object"), (b'{"n": ' + b"9" * 5000 + b"}", "5,000 digits")],
+)
+def test_bodies_of_another_kind(serving: Serving, body: bytes, said: str) -> None:
+    status, _, answer = request(serving, "POST", COMPLETE, body)
+    assert status == 400 and said in answer["error"]["message"] and "sys." not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("sent", "said"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host"),

@@ -89,6 +89,8 @@ class Mixture:
         for number, said in enumerate(found["stages"], start=1):
             last = number == len(found["stages"])
             what = f"stage {number}"
+            if last and isinstance(said, dict) and "until" in said:
+                raise DataError(f"{what} has until, and is the last, which goes to the end; leave it out")
             _check_names(said, what, {"weights": dict} | ({} if last else {"until": (int, float)}))
             stages.append(Stage(_shares(said["weights"], [*sources], what), float(said.get("until", 1.0))))
         mixture = cls(sources, stages)

@@ -73,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
         )
         claim.begun = True
     found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}
+    size = tokenized.tokenizer_of(folder).get_vocab_size()
     lines = [f"{name:11}{said['tokens']:,} tokens of {said['bytes']:,} bytes" for name, said in found.items()]
-    show((json.dumps({"folder": str(folder)} | found) if args.json else "\n".join(lines)) + "\n")
+    lines.append(f"vocabulary {size:,} tokens")
+    whole = {"folder": str(folder), "vocab_size": size} | found
+    show((json.dumps(whole) if args.json else "\n".join(lines)) + "\n")
     return 0

@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
+from bitnet_runtime.errors import shown
 from bitnet_serve.errors import ApiError, refuse
 
 SECONDS = 30.0  # for a whole body
+MOST_DIGITS = 4000  # of a whole number; Python reads 4,300
 
 
 async def read(request: Request, most: int) -> bytes:
@@ -40,13 +42,13 @@ async def read(request: Request, most: int) -> bytes:
 def parse(data: bytes) -> dict[str, Any]:
     """A JSON object; null is as good as nothing. Raises ApiError."""
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole)
     except RecursionError:
         raise refuse("the body is nested too deeply, expected a JSON object", code="invalid_json") from None
     except ValueError as error:
         raise refuse(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise refuse(f"the body is a JSON {type(value).__name__}, expected an object", code="invalid_json")
+        raise refuse(f"the body is {shown(value)}, expected a JSON object", code="invalid_json")
     return {key: item for key, item in value.items() if item is not None}
 
 
@@ -59,6 +61,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         raise ValueError("a key occurs twice in an object")
     return values
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits, expected at most {MOST_DIGITS:,}")
+    return int(digits)
 
 
 def _no_constant(word: str) -> NoReturn:
