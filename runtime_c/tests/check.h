@@ -12,6 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__has_feature)
+#define CHECK_FEATURE(x) __has_feature(x)
+#else
+#define CHECK_FEATURE(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
+    CHECK_FEATURE(address_sanitizer) || CHECK_FEATURE(thread_sanitizer)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 /* The condition alone, or with a printf format and the values that matter. */
 #define CHECK(condition) CHECK_MSG(condition, "%s", "")
 #define CHECK_MSG(condition, ...)                                                                  \

@@ -17,19 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#define HAS_FEATURE(x) __has_feature(x)
-#else
-#define HAS_FEATURE(x) 0
-#endif
-/* Sanitizers map terabytes, and end the program when they get no more. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
-    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 /* --- a machine made of files --- */
 
 static char root[] = "/tmp/bitnet_memory_XXXXXX";
@@ -201,7 +188,7 @@ static void test_session_under(bn_model *model, int resource, uint64_t more, con
     CHECK_EQ(bn_session_new(model, &whole, &s), BN_ERR_MEMORY);
     bn_session_options fits = {.kv_type = BN_KV_F32, .n_ctx = memory.largest_n_ctx};
     CHECK(plan(model, fits).needed <= memory.available);
-    if (!SANITIZED) {
+    if (!SANITIZED) { /* which map terabytes, and end the program when they get no more */
         CHECK_EQ(bn_session_new(model, &fits, &s), BN_OK);
         bn_session_free(s);
     }

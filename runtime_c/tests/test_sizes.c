@@ -10,14 +10,6 @@
 
 #include "session_model.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 enum { MOST_CONTEXT = 1 << 24, WIDE = 1024, BATCH = 4096 };
 
 /* The longest context and the widest heads that the format allows; a terabyte of keys. */
