@@ -365,13 +365,17 @@ def test_a_teacher_that_has_learnt_more_is_not_the_teacher(
     shutil.rmtree(tmp_path / "half" / "step-000008")
     assert bitnet_cli.main(["train", "--resume", "--out", str(teacher), "--steps", "16"]) == 0
     assert not (teacher / "step-000008").exists() and (teacher / "step-000008.fallen").exists()
-    shutil.copytree(tmp_path / "half", tmp_path / "none")
+    for name in ("none", "other"):
+        shutil.copytree(tmp_path / "half", tmp_path / name)
     assert bitnet_cli.main(["finetune", "--resume", "--out", str(tmp_path / "half")]) == 0
     whole, half = (tmp_path / run / "step-000008" / "model.safetensors" for run in ("whole", "half"))
     assert whole.read_bytes() == half.read_bytes()
     shutil.rmtree(teacher / "step-000008.fallen")
     assert bitnet_cli.main(["finetune", "--resume", "--out", str(tmp_path / "none")]) == 1
     assert f"{teacher} no longer has step-000008, which this run learns from" in capsys.readouterr().err
+    other = ["finetune", "--resume", "--out", str(tmp_path / "other"), "--teacher", str(source[0])]
+    assert bitnet_cli.main(other) == 0  # one that was named anew
+    assert bitnet_cli.main([*other[:4], "--steps", "12"]) == 0
 
 
 def test_accumulated_terms_are_those_of_one_batch(source: tuple[Path, Path], tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_behind_a_text_that_ends_early_stands_another(tmp_path: Path) -> None:
             more = 2 + (seed + i) * 7 % 11
             yield prompt + [256 + more] * min(most, more) + [end] * (more < most)
 
-    settings = Settings(self_written=600, steps=1, draft=True, draft_only=True, source="x")
+    settings = Settings(self_written=600, steps=1, quantize_warmup=0.5, draft=True, draft_only=True, source="x")
     rows = list(own_text._rows(tokens, writes, 24, 16, settings))
     assert {len(row) for row in rows[:-1]} == {16} and len(asked) > 1
     assert sum(token >= 256 for row in rows for token in row) >= 600

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from training import TINY, bitnet
 def test_a_link_to_nothing(named: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / ".#b.txt").symlink_to("nobody@nowhere")  # an editor's lock is no text
-    (tmp_path / "c.lock").symlink_to("nothing")
-    assert len(corpus.files_of([str(tmp_path)])) == 1
+    (tmp_path / "c").symlink_to("nothing")
+    others: Counter[str] = Counter()
+    assert len(corpus.files_of([str(tmp_path)], others=others)) == 1
+    assert others == {"no suffix": 1}  # of which a line tells
     (tmp_path / "b.txt").symlink_to("/not/mounted")
     with pytest.raises(corpus.DataError, match=r"b\.txt is a link to /not/mounted, which is not there"):
         corpus.files_of([str(tmp_path / named)])

@@ -288,12 +288,13 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether it is a file. Raises DataError: it is a link to a text that is not there."""
-    if file.is_symlink() and not file.exists() and files.is_known(file):
+    """Whether it is a file, or a link to nothing. Raises DataError: its name says that it would be text."""
+    nowhere = file.is_symlink() and not file.exists()
+    if nowhere and files.is_known(file):
         raise DataError(
             f"{file} is a link to {os.readlink(file)}, which is not there; a part of the text would be missing"
         )
-    return file.is_file()
+    return nowhere or file.is_file()
 
 
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:

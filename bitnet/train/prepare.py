@@ -91,11 +91,11 @@ def prepare(
     optimizer = optimizers.build(model, settings)
     phased = tower.sees_in_floats if tower else not settings.vision
     state = _beginning(settings, model, batches) | {"phased": phased}
-    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again when its run goes on
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
+    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again when its run goes on
     end, line = horizon.begin(settings, state, sequences * each, before.get("settings"))
     if newest is None:  # one that goes on keeps its options, and may be near its end
         profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))

@@ -42,7 +42,7 @@ class Start:
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
     text: dict[str, Any] = field(default_factory=dict)  # what it learned from, as settings; empty: nobody knows
-    step: str = ""  # the name of the checkpoint, where it was the newest of a run
+    step: str = ""  # the name of the checkpoint
 
     def defaults(
         self, draft_only: bool = False, lora: bool = False, preference: bool = False
@@ -95,7 +95,7 @@ def read_checkpoint(path: str | Path) -> Start:
     checkpoint = Checkpoint.open(path)
     return Start(
         what=f"checkpoint {checkpoint.folder}",
-        step=checkpoint.folder.name if checkpoint.folder != Path(path) else "",
+        step=checkpoint.folder.name.removesuffix(".fallen"),
         config=checkpoint.config,
         weights=checkpoint.model.state_dict(),
         tokenizer=checkpoint.words,

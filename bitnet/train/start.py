@@ -151,8 +151,8 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
     """before: the settings that the run had at last."""
     settings, config = resolve(given, newest.state_of_run | {"settings": before})
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
-    taught_by = _teacher(settings.teacher or settings.source, newest.state.get("teacher", ""))
-    teacher = read(taught_by) if settings.distilled else None
+    step = newest.state.get("teacher", "") if settings.teacher == before.get("teacher") else ""
+    teacher = read(_teacher(settings.teacher or settings.source, step)) if settings.distilled else None
     run = prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
     if settings.keep_best:
         validation.forget_lost(run)
@@ -161,8 +161,8 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
 
 def _teacher(folder: str, step: str) -> str:
     """The path of a teacher: of a run, which may have gone on, what was its newest checkpoint at the beginning."""
-    if not step:
-        return folder
+    if not step or (Path(folder) / checkpoint.CONFIG).is_file():
+        return folder  # which may be the checkpoint itself
     for name in (step, f"{step}.fallen"):
         if (Path(folder) / name).is_dir():
             return str(Path(folder) / name)
