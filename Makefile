@@ -90,11 +90,12 @@ bench: .venv/engine
 # The Python module is built a second time, instrumented, and found before the installed one
 # because -S leaves .pth files alone. The tests that hand it damaged files run on it.
 SANITIZED := build/sanitize/python
+SETTING := --config-settings=# -C is short for it since pip 23.1, and Debian 12 has 23.0
 sanitize: .venv/test
 	rm -rf $(SANITIZED)
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
-	    -Cbuild-dir=build/sanitize -Ccmake.build-type=RelWithDebInfo -Ccmake.define.BITNET_TESTS=ON \
-	    "-Ccmake.define.BITNET_SANITIZE=address;undefined" .
+	    $(SETTING)build-dir=build/sanitize $(SETTING)cmake.build-type=RelWithDebInfo \
+	    $(SETTING)cmake.define.BITNET_TESTS=ON "$(SETTING)cmake.define.BITNET_SANITIZE=address;undefined" .
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
