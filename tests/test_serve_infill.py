@@ -52,17 +52,6 @@ CONTINUE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_line_that_is_longer_than_the_context(serving: Serving) -> None:
-    """Its end is kept, as of what is before the gap."""
-    model = serving.models["mine"].model
-    for most in (None, 1, 10**6):
-        asked = {"input_prefix": "a" * 300, "input_suffix": "b" * 300, "prompt": "ab " * 300, "temperature": 0}
-        status, answer = post(serving, "/infill", asked | ({"n_predict": most} if most else {}))
-        assert status == 200 and 0 < answer["tokens_evaluated"] < model.n_ctx
-        assert answer["tokens_predicted"] > 0
-        assert min(value for value in answer["timings"].values()) >= 0
-
-
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     words = byte_tokenizer()
@@ -151,3 +140,14 @@ def test_the_page_of_docs_works(serving: Serving, monkeypatch: pytest.MonkeyPatc
                     assert answer.status == 200 and answer.read()
                 done += 1
     assert done == 3
+
+
+def test_a_line_that_is_longer_than_the_context(serving: Serving) -> None:
+    """Its end is kept, as of what is before the gap."""
+    model = serving.models["mine"].model
+    for most in (None, 1, 10**6):
+        asked = {"input_prefix": "a" * 300, "input_suffix": "b" * 300, "prompt": "ab " * 300, "temperature": 0}
+        status, answer = post(serving, "/infill", asked | ({"n_predict": most} if most else {}))
+        assert status == 200 and 0 < answer["tokens_evaluated"] < model.n_ctx
+        assert answer["tokens_predicted"] > 0
+        assert min(value for value in answer["timings"].values()) >= 0

@@ -51,6 +51,11 @@ class Conversation(NamedTuple):
     where: str  # file and line, for messages
     tools: Tools | None = None  # that the answers may call
 
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools, as records have them."""
+        return [each.entry() for each in self.tools.functions] if self.tools else []
+
 
 # ---- files ----
 
@@ -135,8 +140,7 @@ def split(
 
 
 def _digest(talk: Conversation) -> bytes:
-    offered = [each.entry() for each in talk.tools.functions] if talk.tools else []
-    said = [talk.messages, offered] if offered else talk.messages
+    said = [talk.messages, talk.offered] if talk.offered else talk.messages
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 

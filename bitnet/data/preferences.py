@@ -91,8 +91,7 @@ def split(
         if answers[0] == answers[1]:
             same += 1
         else:
-            tools = None if isinstance(each.chosen, str) else each.chosen.tools
-            offered = [tool.entry() for tool in tools.functions] if tools else []
+            offered = [] if isinstance(each.chosen, str) else each.chosen.offered
             unique[json.dumps([each.prompt, *answers, offered], sort_keys=True)] = each
     for line in (
         repetitions(n - same - len(unique), n, "preferences"),

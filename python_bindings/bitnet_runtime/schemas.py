@@ -49,5 +49,6 @@ def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
 def _number(schema: Mapping[str, Any], *words: str) -> float | None:
     """The first of them that is there; None: it is no number, or so large that 1 is no step."""
     value = next((schema[word] for word in words if word in schema), None)
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
-    return float(value) if known and value is not None else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e15:
+        return None
+    return float(value)
