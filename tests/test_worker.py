@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 from jinja2.filters import FILTERS
 
-from bitnet_runtime import MissingDependencyError, TemplateError
+from bitnet_runtime import MissingDependencyError, Model, TemplateError
+from bitnet_runtime import worker as worker_module
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.worker import Worker, WorkerError
+from runtime_models import TEMPLATE, scripted_model
 
 rendering = Path(sys.modules[Worker.__module__].__file__ or "").with_name("rendering.py")
 PROGRAM = """
@@ -289,3 +292,24 @@ def test_a_template_that_takes_long_delays_no_other() -> None:
 def test_long_messages_have_the_memory_they_take() -> None:
     text = "🙂" + "a" * 8_000_000
     assert render("{{ messages[0].content | trim }}", text) == text
+
+
+def running() -> set[int]:
+    return {worker._process.pid for worker in worker_module._workers if worker._process}
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_processes_of_a_model_end_with_it(held: bool, tmp_path: Path) -> None:
+    gc.collect()
+    before = running()
+    model: Model | None = Model.load(scripted_model(tmp_path / "m.bitnet", [b"a", b"b"], template=TEMPLATE), threads=1)
+    assert model is not None
+    model.generate("x", regex="[ab]{3}", max_tokens=2)
+    model.chat([{"role": "user", "content": "x"}], max_tokens=1)
+    its = running() - before
+    assert len(its) == 2
+    model.close()
+    if not held:
+        model = None
+    gc.collect()
+    assert all(gone(pid) for pid in its)

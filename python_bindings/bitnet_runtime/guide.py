@@ -6,6 +6,7 @@ that takes it takes here as well, and the library limits the work for each token
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -34,17 +35,19 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: frozenset[int]) -> None:
         self.ends = end_tokens
-        self._tokenizer = tokenizer
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         tokens = tokenizer.all_bytes
         if tokens is None:
             raise TokenizerError("the tokens of this model are no bytes, so no answer can be held to a format")
-        self._tokens, special = tokens, tokenizer.special_ids()
-        self._compiler = _compiler(tokens, sorted(end_tokens), special, self._encode)
+        special = tokenizer.special_ids()
+        # Not a method: the library would hold this object, and Python's collector does not look into it.
+        encode = functools.partial(_encode, tokenizer, tokens)
+        self._compiler = _compiler(tokens, sorted(end_tokens), special, encode)
         vocabulary = {"tokens": [token.decode("latin-1") for token in tokens], "ends": sorted(end_tokens)}
         setup = json.dumps(vocabulary | {"special": special}, ensure_ascii=False).encode()
         self._worker = Worker(str(Path(__file__).with_name("compiling.py")), ("llguidance",), setup)
         self.size = self._compiler.size
+        self.words = (len(tokens) + 31) // 32  # of a row, as bn_sampler has it
 
     def guide(self, kind: str, text: str) -> Guide:
         """For a new answer. Raises GrammarError."""
@@ -65,15 +68,16 @@ class Grammars:
         why = why.replace(OVERLAP, "the alternatives of a oneOf overlap; write anyOf where both may hold")
         raise GrammarError(f"{kind} is refused: {why}; correct or simplify it", kind)
 
-    def _encode(self, text: str) -> list[int]:
-        """The tokens of a text within another; none when they do not spell it, as where a tokenizer adds a space."""
-        line = "\n"  # stands before a text that does not begin one
-        for before in ("", line):
-            skip = len(self._tokenizer.encode(before, add_bos=False))
-            ids = self._tokenizer.encode(before + text, add_bos=False)[skip:]
-            if b"".join([self._tokens[token] for token in ids]) == text.encode():
-                return ids
-        return []
+
+def _encode(tokenizer: Tokenizer, tokens: Sequence[bytes], text: str) -> list[int]:
+    """The tokens of a text within another; none when they do not spell it, as where a tokenizer adds a space."""
+    line = "\n"  # stands before a text that does not begin one
+    for before in ("", line):
+        skip = len(tokenizer.encode(before, add_bos=False))
+        ids = tokenizer.encode(before + text, add_bos=False)[skip:]
+        if b"".join([tokens[token] for token in ids]) == text.encode():
+            return ids
+    return []
 
 
 def _compiler(*arguments: Any) -> Compiler:
@@ -91,8 +95,7 @@ class Guide:
 
     def __init__(self, matcher: Any, grammars: Grammars, kind: str) -> None:
         self._matcher, self._grammars, self._kind = matcher, grammars, kind
-        self._words = (len(grammars._tokens) + 31) // 32  # of a row, as bn_sampler has it
-        self._rows = ffi.new("uint32_t[]", self._words + 1)
+        self._rows = ffi.new("uint32_t[]", grammars.words + 1)
 
     @property
     def complete(self) -> bool:
@@ -104,7 +107,7 @@ class Guide:
 
         It ends where a token is forced: that is not sampled.
         """
-        needed = (len(draft) or 1) * self._words + 1
+        needed = (len(draft) or 1) * self._grammars.words + 1
         if len(self._rows) < needed:
             self._rows = ffi.new("uint32_t[]", needed)
         guesses: list[int] = []
@@ -142,12 +145,12 @@ class Guide:
         return tokens
 
     def _fill(self, row: int) -> None:
-        place = int(ffi.cast("uintptr_t", self._rows + row * self._words))
+        place = int(ffi.cast("uintptr_t", self._rows + row * self._grammars.words))
         self._matcher.unsafe_compute_mask_ptr(place, (self._grammars.size + 31) // 32 * 4)
         self._check()
 
     def _allows(self, row: int, token: int) -> bool:
-        return bool(self._rows[row * self._words + token // 32] >> token % 32 & 1)
+        return bool(self._rows[row * self._grammars.words + token // 32] >> token % 32 & 1)
 
     def _check(self) -> None:
         from bitnet_runtime.compiling import check

@@ -62,3 +62,5 @@ class ModelSessions(Closing, ModelFacts):
         for session in all_sessions():
             if session._model is self:
                 session.close()
+        for name in ("_tokenizer", "_template", "_grammars"):  # their processes end with the last who uses them
+            vars(self).pop(name, None)
