@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from bitnet_serve.errors import ApiError, api_error, refuse
 from bitnet_serve.models import Served
 from bitnet_serve.scheduler import OverloadedError
 from bitnet_serve.shelf import Shelf
+from bitnet_serve.turns import Turns
 
 Understand = Callable[[Served, Mapping[str, Any]], Work]
 GENERATING: dict[str, Understand] = {
@@ -60,8 +61,7 @@ POLICY = (
 )
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
-"""What is compiled, in seconds if it is a bomb: see `Api._turn`."""
-COMPILING = 2.5  # seconds to wait for the formats of others
+"""What is compiled, in seconds if it is a bomb: one at a time, so that the others do not wait for threads."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Api:
     def __init__(self, shelf: Shelf, most_body: int) -> None:
         self._shelf, self._most_body = shelf, most_body
         self.draining = False
-        self._formats = asyncio.Semaphore(1)
+        self._formats = Turns()
 
     def application(self) -> Starlette:
         routes = [
@@ -133,7 +133,8 @@ class Api:
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
             try:
-                async with self._turn(asked):
+                compiles = not FORMATS.isdisjoint(asked)
+                async with self._formats.turn(client_of(request)) if compiles else contextlib.nullcontext():
                     return Answer(await asyncio.to_thread(understand, served, asked), leave)
             except BaseException:
                 leave()
@@ -141,28 +142,12 @@ class Api:
 
         return endpoint
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, asked: Mapping[str, Any]) -> AsyncIterator[None]:
-        """One format is compiled at a time, so that those who ask for none do not wait for threads."""
-        if not FORMATS & asked.keys():
-            yield
-            return
-        try:
-            async with asyncio.timeout(COMPILING):
-                await self._formats.acquire()
-        except TimeoutError:
-            raise OverloadedError("formats of other requests are being compiled; try again later", 4) from None
-        try:
-            yield
-        finally:
-            self._formats.release()
-
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
             texts = await asyncio.to_thread(embeddings.understand, served, asked)
-            client = request.scope["state"].get("client")
-            return JSONResponse(await unless_gone(request, embeddings.compute(served, texts, client)))
+            work = embeddings.compute(served, texts, client_of(request))
+            return JSONResponse(await unless_gone(request, work))
         finally:
             leave()
 
@@ -198,7 +183,7 @@ class Api:
 
     async def _entered(self, request: Request, asked: Mapping[str, Any]) -> tuple[Served, Callable[[], None]]:
         served, adapter = self._shelf.asked(asked)
-        give_back = served.scheduler.enter()
+        give_back = served.scheduler.enter(client_of(request))
         try:
             await unless_gone(request, self._shelf.enter(served))
         except BaseException:
@@ -256,6 +241,11 @@ def tokenizer_info(model: Model) -> dict[str, Any]:
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: named.get(name) or None for name in names}
     return tokens | {"chat_template": model.template_source or None, "model_max_length": model.n_ctx}
+
+
+def client_of(request: Request) -> object:
+    """API key, else address."""
+    return request.scope["state"].get("client")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

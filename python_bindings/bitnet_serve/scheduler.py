@@ -3,7 +3,7 @@
 A pass computes a token of every answer that runs, guesses behind it, and a piece of the prompts that load
 (`bitnet_runtime.together.Passes`). So an answer never waits for more than a piece, and nobody for a whole
 prompt of another. A free place goes to the client who has the fewest tasks running, and of his requests to the one
-that has the fewest, the oldest of these.
+that has the fewest, the oldest of these. Of the queue nobody can take all.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
 
@@ -85,7 +85,8 @@ class Scheduler:
         self._running: list[Task] = []  # oldest first
         self._passes = Passes()
         self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
-        self._requests = self._turn = 0
+        self._requests: Counter[object] = Counter()  # of each client
+        self._turn = 0
         self._closing = False
         self._retry = 0.0  # when to ask again for memory; at once when one that runs has left
         self._seconds = 1.0  # that a request took lately
@@ -96,25 +97,28 @@ class Scheduler:
 
     # ---- any thread ----
 
-    def enter(self) -> Callable[[], None]:
+    def enter(self, client: object = None) -> Callable[[], None]:
         """A place for a request, from before its prompt is read; returns what gives it back.
 
-        Raises OverloadedError at once when there is none.
+        Raises OverloadedError at once when there is none. As many again as there are places to run are kept for
+        clients who have fewer requests than that leaves free, so that nobody takes the whole queue.
         """
         with self._wake:
-            if self._requests >= self._most_requests:
+            requests = self.requests
+            free = self._most_requests + self._places - requests
+            if free <= self._places and self._requests[client] >= free:
                 self.refused += 1
-                wait = math.ceil(self._seconds * self._requests / self._places)
+                wait = math.ceil(self._seconds * requests / self._places)
                 raise OverloadedError(
-                    f"{self._requests} requests are being answered or wait, which is the most; try again later",
+                    f"{requests} requests are being answered or wait, which is the most; try again later",
                     min(max(wait, PATIENCE), 120),
                 )
-            self._requests += 1
+            self._requests[client] += 1
         begin = time.monotonic()
 
         def leave() -> None:
             with self._wake:
-                self._requests -= 1
+                self._requests -= Counter((client,))  # drops those who have none
                 self._seconds += (time.monotonic() - begin - self._seconds) / 8
 
         return leave
@@ -163,7 +167,8 @@ class Scheduler:
     @property
     def requests(self) -> int:
         """Requests that have a place."""
-        return self._requests
+        with self._wake:
+            return self._requests.total()
 
     @property
     def load(self) -> tuple[int, int]:

@@ -1,0 +1,107 @@
+"""One client's requests keep nobody else's from the queue, nor from the compiler of formats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from bitnet_serve import turns
+from bitnet_serve.scheduler import OverloadedError, Scheduler
+from bitnet_serve.turns import Turns
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    made = Scheduler(places=4, queue=6)
+    yield made
+    made.close()
+
+
+def enters(scheduler: Scheduler, client: str) -> int:
+    """How often he is let in."""
+    for count in range(99):
+        try:
+            scheduler.enter(client)
+        except OverloadedError:
+            return count
+    raise AssertionError("no end")
+
+
+def test_a_client_alone_has_the_whole_queue(scheduler: Scheduler) -> None:
+    assert enters(scheduler, "greedy") == 10 and scheduler.requests == 10
+
+
+def test_others_come_in_when_one_has_it(scheduler: Scheduler) -> None:
+    enters(scheduler, "greedy")
+    assert [enters(scheduler, name) for name in ("a", "b", "c", "d", "greedy")] == [2, 1, 1, 0, 0]
+    assert scheduler.requests == 14 and scheduler.refused == 6
+
+
+def test_who_leaves_makes_room(scheduler: Scheduler) -> None:
+    leave = scheduler.enter("greedy")
+    enters(scheduler, "greedy")
+    enters(scheduler, "a")
+    leave()
+    assert [enters(scheduler, name) for name in ("greedy", "b")] == [0, 2]
+
+
+async def order(arrivals: list[str]) -> list[str]:
+    """In which they have their turns, all but the first waiting for it."""
+    made, served = Turns(), list[str]()
+    gate = asyncio.Event()
+
+    async def work(name: str) -> None:
+        async with made.turn(name[0]):
+            served.append(name)
+            await gate.wait()
+
+    tasks = []
+    for name in arrivals:
+        tasks.append(asyncio.create_task(work(name)))
+        await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*tasks)
+    return served
+
+
+def test_clients_take_turns() -> None:
+    arrivals = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+    assert asyncio.run(order(arrivals)) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
+    async def run() -> list[str]:
+        made, served = Turns(), list[str]()
+
+        async def work(name: str) -> None:
+            async with made.turn(name):
+                served.append(name)
+
+        async with made.turn("a"):
+            tasks = [asyncio.create_task(work(name)) for name in "bcde"]
+            await asyncio.sleep(0)
+            tasks[0].cancel()  # while it waits
+            await asyncio.sleep(0)
+        tasks[1].cancel()  # when it has just come
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with made.turn("f"):  # and it is free again
+            return served
+
+    assert asyncio.run(run()) == ["d", "e"]
+
+
+def test_a_turn_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 0.01)
+
+    async def run() -> None:
+        made = Turns()
+        async with made.turn("a"):
+            with pytest.raises(OverloadedError, match="formats of other requests are being compiled"):
+                async with made.turn("b"):
+                    pass
+        async with made.turn("b"):
+            pass
+
+    asyncio.run(run())
