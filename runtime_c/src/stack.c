@@ -10,18 +10,11 @@
 #include "screen.h"
 #include "system/status.h"
 
-/* What a file may say and this engine does not do yet, each by name. */
+/* What a file may say and this engine does not do yet. */
 static bn_status check_supported(const bn_config *c, char *detail) {
-    const struct {
-        int refused;
-        const char *what;
-    } limits[] = {
-        {c->input == BN_INPUT_IMAGES && c->adapters, "adapters of images"},
-    };
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-        if (limits[i].refused)
-            return bn_fail(detail, BN_ERR_UNSUPPORTED,
-                           "the model has %s, which this engine cannot run", limits[i].what);
+    if (c->input == BN_INPUT_IMAGES && c->adapters)
+        return bn_fail(detail, BN_ERR_UNSUPPORTED,
+                       "the model has adapters of images, which this engine cannot run");
     return BN_OK;
 }
 

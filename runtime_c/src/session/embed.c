@@ -75,10 +75,12 @@ static bn_status run_block(texts *t) {
     const int32_t most = sees_all ? (int32_t)b.w->room : first->batch;
     bn_status status = BN_ERR_CANCELLED;
     if (!any_cancelled(t)) {
-        for (int32_t n, done = 1; done && t->text<t->n; done = n> 0 && t->at == 0) {
-            n = count_rows(t, most - (int32_t)b.n, b.n == 0);
+        int whole = 1; /* the text before is */
+        while (whole && t->text < t->n) {
+            const int32_t n = count_rows(t, most - (int32_t)b.n, b.n == 0);
             if (n > 0)
                 add_rows(&b, t, n);
+            whole = n > 0 && t->at == 0;
         }
         status = bn_batch_run(&b);
         for (size_t row = 0; row < b.n; row++) {
