@@ -66,3 +66,11 @@ def test_where_it_is_used() -> None:
         with torch.no_grad():
             assert model(tokens).equal(plain)
     assert not in_training.equal(plain)
+
+
+def test_a_batch_of_no_pictures() -> None:
+    q, k = (torch.zeros(0, heads, 5, 8, requires_grad=True) for heads in (4, 2))
+    out = bf16_attention(q, k, k, None, False, 1.0)
+    assert out.shape == q.shape
+    out.sum().backward()
+    assert q.grad is not None and q.grad.shape == q.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Words
+from tokenizers import models, pre_tokenizers, processors
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,16 +26,17 @@ import hf_families
 import hf_models
 from bitnet import quant
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.data import tokenizer
+from bitnet.data import dataset, tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, loop, runlog, schedule, source_model
+from bitnet.train import checkpoint, loop, runlog, schedule, source_model, texts
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint
 from bitnet_export.convert.masters import read_start
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
 from bitnet_runtime import Model
+from bitnet_runtime.text import Tokenizer
 
 torch.set_num_threads(1)
 
@@ -128,29 +132,39 @@ def test_every_family_is_read(name: str, tmp_path: Path) -> None:
     assert float((found - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_an_encoder_becomes_ternary_by_contrast(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that was published, in full precision: `--objective next` says what it is for."""
+def test_an_encoder_becomes_ternary_by_contrast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was published, in full precision: `--objective next` says what it is for. As BERT's its tokenizer alone
+    says what stands around a text, and the run compares what the engine will."""
     hf_families.save("bert", tmp_path / "bert")
-    tokenizer.build("byte", [], 257).save(str(tmp_path / "bert" / "tokenizer.json"))
-    options = [tmp_path / "bert", "--data", text, "--out", tmp_path / "run", "--steps", "4", "--batch", "4"]
-    options += [
-        "--validation",
-        "0.4",
-        "--context",
-        "24",
-        "--threads",
-        "1",
-        "--layers-every",
-        "0",
-        "--eval-every",
-        "100",
+    listed = [
+        "[CLS]",
+        "[SEP]",
+        "[UNK]",
+        *["how", "now", "brown", "cow", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"],
     ]
-    words = [str(word) for word in options]
-    assert bitnet_cli.main(["finetune", *words]) == 1
+    words = Words(models.WordLevel({word: n for n, word in enumerate(listed)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    around = [("[CLS]", 0), ("[SEP]", 1)]
+    words.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=around)
+    words.add_special_tokens(listed[:3])
+    words.save(str(tmp_path / "bert" / "tokenizer.json"))
+    options = f"--steps 4 --batch 4 --context 24 --threads 1 --layers-every 0 --eval-every 100 --out {tmp_path / 'run'}"
+    lines = [" ".join(random.Random(n).choices(listed[3:], k=12)) for n in range(60)]
+    records = [json.dumps({"a": line, "b": line[:9]}) + "\n" for line in lines]
+    (tmp_path / "pairs.jsonl").write_text("".join(records))
+    given = ["finetune", str(tmp_path / "bert"), "--data", str(tmp_path / "pairs.jsonl"), "--validation", "0.4"]
+    assert bitnet_cli.main([*given, *options.split()]) == 1
     assert "the model has no head; add --set has_head=yes, or --objective contrastive" in capsys.readouterr().err
-    assert bitnet_cli.main(["finetune", *words, "--objective", "contrastive", "--set", "pooling=mean"]) == 0
-    made = Checkpoint.open(tmp_path / "run").config
+    given += ["--objective", "contrastive", "--set", "pooling=mean"]
+    assert bitnet_cli.main([*given, *options.split()]) == 0
+    checkpoint = Checkpoint.open(tmp_path / "run")
+    made = checkpoint.config
     assert made.mask == "bidirectional" and made.norm == "layer" and made.ternary == TERNARY_LINEARS
+    kept = dataset.tokenize(["how now", "cow " * 90], checkpoint.words, tmp_path, "text", 0)
+    rows, _, documents = texts._pairs_of(kept, checkpoint.words, checkpoint.generation, True).rows([0], 24)
+    ours = Tokenizer(checkpoint.words.to_str().encode(), made.vocab_size)
+    assert rows[0][documents[0] == 0].tolist() == ours.encode("how now")
+    assert rows[1].tolist() == [*ours.encode("cow " * 90)[:23], 1]
 
 
 def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: Path) -> None:

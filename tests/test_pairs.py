@@ -16,6 +16,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import corpus, pairs
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
+from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model.transformer import Transformer
 
@@ -33,7 +34,7 @@ def tokens_of(*documents: int) -> Tokens:
 
 def test_adjacent_pieces_of_documents() -> None:
     """All of a document, in an even number of pieces of its own, none longer than a row."""
-    text = pairs.Pairs(tokens_of(40, 3, 0, 16), 0, given=False)
+    text = pairs.Pairs(tokens_of(40, 3, 0, 16), 0, given=False, frame=Frame((0,)))
     assert text.count(12) == 3  # 40 tokens in 2 pairs of pieces of at most 11; 3 are too few; 16 in one pair
     inputs, targets, documents = text.rows(range(3), 12)
     assert targets.tolist() == [0, 1, 2] and inputs.shape == documents.shape == (6, 12)
@@ -46,21 +47,34 @@ def test_adjacent_pieces_of_documents() -> None:
 
 
 def test_given_pairs_and_long_ones() -> None:
-    text = pairs.Pairs(tokens_of(2, 30, 1, 1), 0, given=True)
+    text = pairs.Pairs(tokens_of(2, 30, 1, 1), 0, given=True, frame=Frame((0,)))
     assert text.count(5) == 2
     inputs, _, documents = text.rows([1, 0], 5)
     assert inputs.tolist() == [[0, 33, 0, 0, 0], [0, 1, 2, 0, 0], [0, 34, 0, 0, 0], [0, 3, 4, 5, 6]]
     assert documents.sum(1).tolist() == [3, 2, 3, 0]
 
 
+def test_equal_texts_are_as_good_as_its_own() -> None:
+    ids = [0, 1, 0, 9, 0, 2, 0, 9, 0, 1, 0, 8, 0, 3, 0, 7]  # the first has the second's label, and the third's text
+    text = pairs.Pairs(Tokens(np.array(ids, np.uint16), 1, "x"), 0, given=True, frame=Frame((0,)))
+    assert text.count(4) == 4
+    assert text.alike(range(4)).int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_what_stands_around_a_text() -> None:
+    text = pairs.Pairs(tokens_of(2, 30), 0, given=True, frame=Frame((0,), (99,)))
+    inputs, _, documents = text.rows([0], 6)
+    assert inputs.tolist() == [[0, 1, 2, 99, 0, 0], [0, 3, 4, 5, 6, 99]] and documents.sum(1).tolist() == [2, 0]
+
+
 def test_a_row_has_room_for_more_than_the_token_before_a_text() -> None:
     for given in (True, False):
         with pytest.raises(DataError, match=r"--context is 1, .* give 2 or more"):
-            pairs.Pairs(tokens_of(20, 20), 0, given).count(1)
+            pairs.Pairs(tokens_of(20, 20), 0, given, Frame((0,))).count(1)
 
 
 def test_pair_n_is_a_function_of_the_seed_and_n() -> None:
-    text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False)
+    text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False, frame=Frame((0,)))
     batches = pairs.Batches(text, 2, 12, 5)
     one_by_one = torch.cat([batches.sequences(n, n + 1)[0][:1] for n in range(18)])
     two = torch.cat([batches[i][0][:2] for i in range(9)])
@@ -158,7 +172,7 @@ def test_what_fills_a_row_changes_no_vector(pooling: str, mask: str) -> None:
         vocab_size=61, dim=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, max_context=16,
         has_head=False, pooling=pooling, mask=mask,
     )  # fmt: skip
-    model, text = Transformer(config).double().eval(), pairs.Pairs(tokens_of(3, 9), 0, given=True)
+    model, text = Transformer(config).double().eval(), pairs.Pairs(tokens_of(3, 9), 0, given=True, frame=Frame((0,)))
     inputs, _, documents = text.rows([0], 12)
     with torch.no_grad():
         together = model(inputs, documents)
@@ -175,7 +189,7 @@ def test_evaluation_finds_the_right_one() -> None:
     torch.manual_seed(0)
     model = Transformer(config)
     same = [token for i in range(1, 31) for token in (0, i, 0, i if i <= 20 else i + 300)]
-    text = pairs.Pairs(Tokens(np.array(same, np.uint16), 1, "x"), 0, given=True)
+    text = pairs.Pairs(Tokens(np.array(same, np.uint16), 1, "x"), 0, given=True, frame=Frame((0,)))
     measure = contrast.cosines(0.05), contrast.softmax
     found = contrast.evaluate(model, text, 8, *measure, batch=7)
     assert (found.pairs, found.pool) == (30, 30) and 20 <= 30 * found.recall < 27 and 20 <= 30 * found.recall_back < 27

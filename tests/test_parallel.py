@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import bitnet_cli
 from bitnet.data import dataset, pairs
+from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
@@ -60,7 +61,7 @@ def test_a_sharded_encoder_is_measured(text: str, tmp_path: Path) -> None:
     held_out = dataset.recorded(checkpoint.state, "validation", run)
     assert held_out
     compared = contrast.cosines(0.05), contrast.softmax
-    whole = contrast.evaluate(checkpoint.model, pairs.Pairs(held_out, 0, given=False), 32, *compared)
+    whole = contrast.evaluate(checkpoint.model, pairs.Pairs(held_out, 0, given=False, frame=Frame((0,))), 32, *compared)
     assert found["validation"]["nats_per_pair"] == pytest.approx(whole.nats_per_pair, abs=1e-4)  # sums in another order
 
 

@@ -19,7 +19,8 @@ from bitnet.data import picture_files, picture_rows, pictures, tokenizer
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED
-from bitnet.data.picture_rows import Answers, Captions, Frame
+from bitnet.data.frames import Frame
+from bitnet.data.picture_rows import Answers, Captions
 from bitnet.evaluate import contrast
 from picture_data import halves, lines, table
 from vision_models import VISION

@@ -22,6 +22,7 @@ from bitnet.data import corpus, hub
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
 from bitnet.data.files import check_characters, first_record, kind_of, records
+from bitnet.data.frames import Frame, same
 
 LEAST = 8  # tokens of a piece: less says nothing of its document
 
@@ -104,9 +105,10 @@ def separate(train: corpus.Texts, held_out: corpus.Texts) -> tuple[Separate, Sep
 class Pairs:
     """Pairs in token ids. The counterpart of `bitnet.data.dataset.Tokens`."""
 
-    def __init__(self, tokens: Tokens, first: int, given: bool) -> None:
-        """first: the token before every document. given: each two documents are a pair; else each is cut into some."""
-        self.text, self.first, self.given = tokens, first, given
+    def __init__(self, tokens: Tokens, first: int, given: bool, frame: Frame) -> None:
+        """first: the token that parts documents. given: each two of them are a pair; else each is cut into some.
+        frame: what stands around a text."""
+        self.text, self.first, self.given, self.frame = tokens, first, given, frame
         self.digest, self.n_tokens = tokens.digest, tokens.n_tokens
         starts = np.flatnonzero(tokens.ids == first)
         self._documents = np.stack([starts + 1, np.append(starts[1:], len(tokens.ids))], axis=1)
@@ -120,8 +122,9 @@ class Pairs:
         return 2 * context
 
     def alike(self, indices: Sequence[int]) -> Tensor:
-        """Which of the first texts belong to which of the second: each to its own."""
-        return torch.eye(len(indices), dtype=torch.bool)
+        """Which of the first texts belong to which of the second (n, n): to those of equal texts, too."""
+        places = self._cut[1][list(indices)]
+        return same([self._ids(*place[:2]) for place in places]) | same([self._ids(*place[2:]) for place in places])
 
     def rows(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, int64 (2n, context): first texts, then those that belong to them; targets (n,): whose vector is
@@ -130,22 +133,22 @@ class Pairs:
         inputs = torch.full((2 * len(places), context), self.first)
         documents = torch.ones_like(inputs)
         for row, (start, end) in enumerate([*places[:, :2], *places[:, 2:]]):
-            ids = self.text.ids[start : min(end, start + context - 1)].astype(np.int64)
-            inputs[row, 1 : 1 + len(ids)] = torch.from_numpy(ids)
-            documents[row, : 1 + len(ids)] = 0
+            ids = self.frame.around(self.text.ids[start:end].astype(np.int64), context)
+            inputs[row, : len(ids)] = torch.from_numpy(ids)
+            documents[row, : len(ids)] = 0
         return inputs, torch.arange(len(places)), documents
+
+    def _ids(self, start: int, end: int) -> bytes:
+        return self.text.ids[start:end].tobytes()
 
     def _places(self, context: int) -> NDArray[np.int64]:
         """Where each pair lies: start and end of one text, start and end of the other. (n, 4)"""
-        if context < 2:
-            raise DataError(
-                f"--context is {context}, and the first token of a text says where it begins; give 2 or more"
-            )
+        self.frame.check(context)
         if self._cut[0] != context:
             if self.given:
                 places = self._documents.reshape(-1, 4)
             else:
-                places = np.concatenate([np.empty((0, 4), np.int64), *self._pieces(context - 1)])
+                places = np.concatenate([np.empty((0, 4), np.int64), *self._pieces(context - self.frame.size)])
             self._cut = (context, places)
         return self._cut[1]
 

@@ -11,20 +11,18 @@ the answer is the prefix, whose tokens see each other; the answer and the end to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.frames import Frame, same
 from bitnet.data.pictures import Pictures, Sight
-from bitnet_runtime.text import begun
 
 Look = Callable[[Tensor, int], Tensor]
 """How the pictures of record n of a batch are seen, values 0 to 1."""
@@ -32,33 +30,6 @@ Look = Callable[[Tensor, int], Tensor]
 
 def as_they_are(pixels: Tensor, _: int) -> Tensor:
     return pixels
-
-
-class Frame(NamedTuple):
-    """What stands around a text, as the engine puts it there (`bitnet_runtime.text`)."""
-
-    before: tuple[int, ...]
-    behind: tuple[int, ...] = ()
-    length: int = 0  # to which a text that becomes a vector is filled with `filling`, seen like any token; 0: it is not
-    filling: int = 0
-    left: bool = False  # of the text
-
-    @classmethod
-    def of(cls, words: Tokenizer, generation: Mapping[str, Any]) -> Self:
-        """generation: that of a packed file (export/FORMAT.md §5), `tokenizer.defaults` of a checkpoint."""
-        plain = words.encode("a", add_special_tokens=False).ids
-        full = begun(words.encode("a").ids, generation.get("bos_token_id"))
-        at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-        before, behind = tuple(full[:at]), tuple(full[at + len(plain) :])
-        filled = generation.get("padding") or {"length": 0, "token_id": 0, "side": ""}
-        length, filling, left = filled["length"], filled["token_id"], filled["side"] == "left"
-        return cls(before, behind, length, filling, left)
-
-    def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
-        """A text, cut so that all of it fits."""
-        ids = [*self.before, *text[: context - len(self.before) - len(self.behind)], *self.behind]
-        more = [self.filling] * (self.length - len(ids))
-        return np.array([*more, *ids] if self.left else [*ids, *more])
 
 
 class Rows:
@@ -113,14 +84,7 @@ class Captions(Rows):
             )
 
     def count(self, context: int) -> int:
-        least = 1 + len(self.frame.before) + len(self.frame.behind)
-        if context < least:
-            raise DataError(f"--context is {context}, and {least - 1} tokens stand around a text; give {least} or more")
-        if context < self.frame.length:
-            raise DataError(
-                f"--context is {context}, and a text is filled up to {self.frame.length} tokens (`padding` of the "
-                f"model); give {self.frame.length} or more"
-            )
+        self.frame.check(context)
         return len(self.documents)
 
     def tokens_each(self, context: int) -> int:
@@ -133,11 +97,8 @@ class Captions(Rows):
 
     def alike(self, indices: Sequence[int]) -> Tensor:
         """Which pictures belong to which texts (n, n): those of equal records are as good as its own."""
-        number_of: dict[bytes, int] = {}
-        texts = (self.ids(record, 1).tobytes() for record in indices)
-        text = torch.tensor([number_of.setdefault(each, len(number_of)) for each in texts])
-        picture = torch.tensor([int(self.images(record)[0]) for record in indices])
-        return (text == text[:, None]) | (picture == picture[:, None])
+        texts = [self.ids(record, 1).tobytes() for record in indices]
+        return same(texts) | same([int(self.images(record)[0]) for record in indices])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
         """Inputs (n, T), targets (n,): whose picture belongs to it; documents, 1 for what fills a row up; prefixes of

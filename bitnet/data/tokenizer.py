@@ -88,12 +88,13 @@ def parse(definition: str, what: str) -> Tokenizer:
 
 
 def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
-    """The token before every document: the start token of the model, else an end token.
+    """The token before every document: the start token of the model, else an end token, else what the tokenizer
+    itself puts before a text, as that of BERT does.
 
-    generation: that of a checkpoint. Raises ValueError: there is neither.
+    generation: that of a checkpoint. Raises ValueError: there is none of them.
     """
     ends = generation.get("eos_token_ids") or []
-    for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1]):
+    for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1], *tokenizer.encode("").ids[:1]):
         if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
             return token
     raise ValueError(

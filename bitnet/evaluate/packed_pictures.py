@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet.data import picture_files, pictures, tokenizer
-from bitnet.data.picture_rows import Answers, Captions, Frame
+from bitnet.data.frames import Frame
+from bitnet.data.picture_rows import Answers, Captions
 from bitnet.data.pictures import Sight
 from bitnet.evaluate import contrast
 from bitnet.evaluate.answers import Answered

@@ -28,10 +28,10 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         b, h, t, e = q_BHTE.shape
         g, n_keys = k_BGTE.shape[1:3]
-        q = q_BHTE.to(dtype).reshape(b * g, -1, e)
+        q = q_BHTE.to(dtype).reshape(b * g, h // g * t, e)  # not -1: a batch may have no pictures
         k, v = (x.to(dtype).reshape(b * g, n_keys, e) for x in (k_BGTE, v_BGTE))
         scores_BHTT = torch.add(bias, (q @ k.mT).view(b, h, t, n_keys), alpha=scale)
-        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, -1, n_keys)
+        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, h // g * t, n_keys)
         ctx.save_for_backward(q, k, v, p)
         ctx.scale, ctx.shapes, ctx.dtypes = scale, (q_BHTE.shape, k_BGTE.shape), (q_BHTE.dtype, v_BGTE.dtype)
         return (p @ v).to(q_BHTE.dtype).view(b, h, t, e)

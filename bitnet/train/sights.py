@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, corpus, picture_files, picture_talks, pictures, tokenizer
-from bitnet.data.picture_rows import Answers, Captions, Frame
+from bitnet.data.frames import Frame
+from bitnet.data.picture_rows import Answers, Captions
 from bitnet.settings import Settings
 from bitnet.train.progress import say
 

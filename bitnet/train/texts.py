@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, corpus, dataset, packing, pairs, picture_talks, pictures, tokenized, tokenizer
+from bitnet.data.frames import Frame
 from bitnet.model import parallel
 from bitnet.settings import Settings
 from bitnet.train import mixtures, objectives, preferences, sights, source_model
@@ -229,7 +230,7 @@ def of_checkpoint(
             side = pairs.separate(*split)[1] if given else split[1]
         kept = dataset.tokenize(side, words, scratch, "text", first)
         _note(texts, say)
-    text = pairs.Pairs(kept, first, given) if contrastive else kept
+    text = _pairs_of(kept, words, checkpoint.generation, given) if contrastive else kept
     return objectives.held_out(settings, config, words, text, context)
 
 
@@ -261,10 +262,22 @@ def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) 
         say(texts.left_out)
 
 
-def _in_pairs(wanted: bool, words: Tokenizer, generation: dict[str, Any], given: bool, *sides: dataset.Tokens) -> Sides:
-    first = tokenizer.separator(words, generation)
-    train, held_out = sides
-    return (pairs.Pairs(train, first, given), pairs.Pairs(held_out, first, given)) if wanted else (train, held_out)
+def _in_pairs(
+    wanted: bool,
+    words: Tokenizer,
+    generation: dict[str, Any],
+    given: bool,
+    train: dataset.Tokens,
+    held_out: dataset.Tokens,
+) -> Sides:
+    if not wanted:
+        return train, held_out
+    return _pairs_of(train, words, generation, given), _pairs_of(held_out, words, generation, given)
+
+
+def _pairs_of(kept: dataset.Tokens, words: Tokenizer, generation: Mapping[str, Any], given: bool) -> pairs.Pairs:
+    frame = Frame.of(words, tokenizer.defaults(words, generation))
+    return pairs.Pairs(kept, tokenizer.separator(words, generation), given, frame)
 
 
 def choose_tokenizer(

@@ -1,0 +1,66 @@
+"""A text that becomes a vector, as the engine is given it; and which things are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.data.corpus import DataError
+from bitnet_runtime.text import begun
+
+
+class Frame(NamedTuple):
+    """What stands around a text, as the engine puts it there (`bitnet_runtime.text`)."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...] = ()
+    length: int = 0  # to which a text that becomes a vector is filled with `filling`, seen like any token; 0: it is not
+    filling: int = 0
+    left: bool = False  # of the text
+
+    @classmethod
+    def of(cls, words: Tokenizer, generation: Mapping[str, Any]) -> Self:
+        """generation: that of a packed file (export/FORMAT.md §5), `tokenizer.defaults` of a checkpoint."""
+        plain = words.encode("a", add_special_tokens=False).ids
+        full = begun(words.encode("a").ids, generation.get("bos_token_id"))
+        at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+        before, behind = tuple(full[:at]), tuple(full[at + len(plain) :])
+        filled = generation.get("padding") or {"length": 0, "token_id": 0, "side": ""}
+        length, filling, left = filled["length"], filled["token_id"], filled["side"] == "left"
+        return cls(before, behind, length, filling, left)
+
+    def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
+        """A text, cut so that all of it fits."""
+        ids = [*self.before, *text[: context - self.size], *self.behind]
+        more = [self.filling] * (self.length - len(ids))
+        return np.array([*more, *ids] if self.left else [*ids, *more])
+
+    @property
+    def size(self) -> int:
+        """Tokens around a text."""
+        return len(self.before) + len(self.behind)
+
+    def check(self, context: int) -> None:
+        """Raises DataError: a text has no room."""
+        if context <= self.size:
+            raise DataError(
+                f"--context is {context}, and what stands around a text takes {self.size}; give {self.size + 1} or more"
+            )
+        if context < self.length:
+            raise DataError(
+                f"--context is {context}, and a text is filled up to {self.length} tokens (`padding` of the model); "
+                f"give {self.length} or more"
+            )
+
+
+def same(things: Sequence[Hashable]) -> Tensor:
+    """Which of them are equal, bool (n, n)."""
+    number_of: dict[Hashable, int] = {}
+    number = torch.tensor([number_of.setdefault(each, len(number_of)) for each in things])
+    return number == number[:, None]
