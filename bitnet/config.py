@@ -95,7 +95,7 @@ class ModelConfig:
     # images
     image_size: int = 0  # pixels of a side
     patch_size: int = 0  # pixels of a side of what becomes one token; what remains at the edge is left out
-    channels: int = 0  # of a pixel, 1 to 3
+    channels: int = 0  # of a pixel: 1 (grey) or 3 (RGB)
     pixel_mean: tuple[float, ...] = ()  # of each channel: pixels from 0 to 1 less the mean, divided by the deviation
     pixel_std: tuple[float, ...] = ()  # that deviation
     class_token: bool = False  # a learned vector before the patches

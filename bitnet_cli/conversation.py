@@ -212,7 +212,8 @@ class Conversation:
         elif not self._turns:
             self._error("nothing to save")
         else:
-            line = json.dumps({"messages": [*self._opening, *self._turns]}, ensure_ascii=False) + "\n"
+            messages = [_anywhere(message) for message in (*self._opening, *self._turns)]
+            line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
             try:
                 with path.open("ab+") as file:
                     if file.tell():
@@ -223,8 +224,6 @@ class Conversation:
                 self._error(f"{getattr(error, 'strerror', None) or error}: {escape(str(path))}")
             else:
                 self._note(f"added to {escape(str(path))}")
-                if images_of(self._turns):
-                    say("it names pictures, so `bitnet finetune --chat` will not read it: that learns from texts alone")
 
     # ---- what is answered ----
 
@@ -300,3 +299,12 @@ class Conversation:
     def _note(self, text: str) -> None:
         if not self._quiet:
             say(text)
+
+
+def _anywhere(message: Message) -> Message:
+    """It, with its pictures by names that hold in any folder."""
+    content: Any = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = [part | {"image": os.path.abspath(part["image"])} if "image" in part else part for part in content]
+    return {**message, "content": parts}

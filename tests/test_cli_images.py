@@ -159,7 +159,6 @@ def test_chat_looks_at_pictures(folder: Path, tmp_path: Path) -> None:
     messages = saved["messages"]
     assert [part["type"] for part in messages[0]["content"]] == ["image", "text"]
     assert messages[2]["content"][0] == {"type": "image", "image": str(folder / "dog.png")}
-    assert "`bitnet finetune --chat` will not read it" in err
     with pytest.raises(DataError):
         list(conversations.read([tmp_path / "c.jsonl"]))
     with Model.load(folder / "chat") as model:
@@ -168,6 +167,15 @@ def test_chat_looks_at_pictures(folder: Path, tmp_path: Path) -> None:
         answer = model.chat(messages[:1], max_tokens=2, temperature=0)
     assert (code, shown(out, err)) == (0, sizes)
     assert messages[1]["content"] == answer.text
+
+
+def test_a_saved_conversation_names_pictures_for_any_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    bitnet("chat", folder / "chat", "-i", "dog.png", "-n", "1", stdin=f"one\n/save {tmp_path / 'c.jsonl'}")
+    message = json.loads((tmp_path / "c.jsonl").read_text())["messages"][0]
+    assert message["content"][0]["image"] == str(folder / "dog.png")
 
 
 def test_chat_without_a_template_knows_the_pictures_of_one_message(folder: Path) -> None:

@@ -122,6 +122,11 @@ def test_texts_and_tokens(embedder: Model) -> None:
     assert np.array_equal(whole[0], whole[2]) and not np.array_equal(whole[0], whole[1])
     assert np.array_equal(embedder.embed("naïve"), whole[1:2])
     assert embedder.embed([]).shape == (0, 40)
+    if embedder.tokenize(""):
+        assert np.array_equal(embedder.embed(""), embedder.embed([""])) and embedder.embed("").shape == (1, 40)
+    else:
+        with pytest.raises(InvalidParameterError, match="text 0 has no tokens"):
+            embedder.embed("")
     assert (embedder.has_head, embedder.pooling in ("last", "mean")) == (False, True)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageSequence
+from PIL import Image, ImageSequence, PngImagePlugin
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -121,6 +121,23 @@ def test_a_picture_is_turned_as_exif_says(orientation: int) -> None:
     expected = Processor(S, resize="crop").bytes(np.ascontiguousarray(turn[orientation](picture)))
     assert (Processor(S, resize="crop").bytes(data) == expected).all()
     assert (Processor(S, resize="crop").bytes(Image.open(io.BytesIO(data))) == expected).all()
+
+
+def test_a_picture_with_unreadable_exif_is_as_it_lies() -> None:
+    stored = PngImagePlugin.PngInfo()
+    stored.add(b"eXIf", b"garbage!")
+    picture, buffer = noise(S, S, 3), io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG", pnginfo=stored)
+    assert (Processor(S).bytes(buffer.getvalue()) == picture.transpose(2, 0, 1)).all()
+
+
+def test_a_clear_grey_of_sixteen_bits_is_white() -> None:
+    wide = RNG.integers(0, 1 << 16, (S, S), np.uint16)
+    wide[3:7] = 0x1234
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, "PNG", transparency=0x1234)
+    made = Processor(S).bytes(buffer.getvalue())
+    assert (made[:, 3:7] == 255).all() and (made[:, 7:] == np.where(wide == 0x1234, 255, wide >> 8)[7:]).all()
 
 
 def test_what_is_transparent_is_white() -> None:
@@ -230,10 +247,12 @@ BYTES: dict[str, tuple[bytes, str]] = {
     "dos eps": (b"\xc5\xd0\xd3\xc6" + struct.pack("<II", 32, len(EPS)) + bytes(20) + EPS, "begins with"),
     "ico": (b"\0\0\1\0" + bytes(60), "begins with"),
     "only a signature": (b"\x89PNG\r\n\x1a\n", "it is damaged or cut short"),
-    "wave sound": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(20), "cannot be identified|damaged"),
+    "wave sound": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(20), "begins with b'RIFF"),
+    "words of a bitmap": (b"BMW is a car, and no bitmap", "or another kind of file; expected one of PNG|damaged"),
+    "words of a TIFF": (b"II like pictures", "begins with b'II like pictures', expected a picture"),
     "no width": (png(0, 5), "0 × 5 pixels|damaged"),
     "bomb": (png(9_000, 9_000), "9,000 × 9,000 pixels, expected at most 50,331,648"),
-    "great bomb": (png(60_000, 60_000), "60,000|pixels"),
+    "great bomb": (png(60_000, 60_000), r"3600000000 pixels\) exceeds limit of .* pixels; make it smaller first"),
     "long": (png(70_000, 1, bytes(70_001)), "70,000 × 1 pixels, expected at most .* and 65,536 on a side"),
     "no data": (png(30, 30), "damaged or cut short"),
     "ppm bomb": (b"P6 9000 9000 255\n", "9,000 × 9,000 pixels"),

@@ -46,7 +46,7 @@ class Decoded:
             width, height = image.size
             check_size(width, height, most_pixels)
             image.load()
-            if image.getexif().get(ORIENTATION, 1) != 1:  # or it would be copied
+            if _is_turned(image):  # or it would be copied
                 image = operations.exif_transpose(image)
             self._image = image
             self.width, self.height = image.size
@@ -69,8 +69,24 @@ class Decoded:
         except ImageError as error:
             raise ImageError(f"{self._name}: {error}") from None
         except Exception as error:  # there is no list of them
-            said = str(error) or type(error).__name__
-            raise ImageError(f"{self._name}: it is damaged or cut short: {said:.200}") from None
+            raise ImageError(f"{self._name}: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    """What an exception of Pillow means to whoever gave the picture."""
+    said, kind = str(error), type(error).__name__
+    if kind == "UnidentifiedImageError":
+        return f"it is damaged or cut short, or another kind of file; expected one of {', '.join(FORMATS)}"
+    if kind == "DecompressionBombError":  # before anything was decoded
+        return f"{said.partition(',')[0]}; make it smaller first"
+    return f"it is damaged or cut short: {said or kind:.200}"
+
+
+def _is_turned(image: Any) -> bool:
+    try:
+        return bool(image.getexif().get(ORIENTATION, 1) != 1)
+    except Exception:  # there is no list of them; and a picture is seen without, too
+        return False
 
 
 def check_size(width: int, height: int, most_pixels: int) -> None:
@@ -128,7 +144,7 @@ def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
     file = io.BytesIO(source) if isinstance(source, bytes) else _regular(source)
     begin, size = file.read(16), file.seek(0, os.SEEK_END)
     file.seek(0)
-    found = "" if any(begin.startswith(first) for first in _FIRST_BYTES) else f"begins with {begin!r}"
+    found = "" if _FIRST_BYTES.match(begin) else f"begins with {begin!r}"
     if size > MOST_BYTES or size == 0:
         found = f"has {size:,} bytes"
     if found:
@@ -137,7 +153,7 @@ def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
     return file
 
 
-_FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II", b"MM", *(b"P%d" % n for n in range(1, 7)))
+_FIRST_BYTES = re.compile(rb"\x89PNG|\xff\xd8\xff|RIFF....WEBP|GIF8|BM|II[*+]\0|MM\0[*+]|P[1-6]", re.DOTALL)
 
 
 def _regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -179,7 +195,10 @@ def _pixels(image: Any) -> NDArray[Any]:
         wide = np.array(image)
         if wide.min() < 0 or wide.max() > 0xFFFF:
             raise ImageError(f"its numbers are from {wide.min()} to {wide.max()}, expected 0 to 65535")
-        return (wide >> 8).astype(np.uint8)
+        grey = (wide >> 8).astype(np.uint8)
+        if (clear := image.info.get("transparency")) is None:
+            return grey
+        return np.stack([grey, grey, grey, np.where(wide == clear, 0, 255).astype(np.uint8)], axis=-1)
     if image.mode == "La":  # alpha is in the grey already; of RGBa Pillow knows the way
         image = image.convert("LA")
     if image.has_transparency_data:

@@ -253,7 +253,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         pooling: "last", "mean" or "first", of the tokens' states; None: as the file says. A decoder
         whose file says nothing can embed as well, if a pooling is given.
         """
-        several = is_several(text, "text") or not len(text)
+        several = is_several(text, "text") or (not isinstance(text, str) and not len(text))
         texts = cast("Sequence[Prompt]", text if several else [text])
         filled = []
         for i, one in enumerate(texts):

@@ -10,6 +10,7 @@ from typing import Any
 
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
+from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Ready
@@ -83,7 +84,7 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools 
         told = f"{model.path.name} has no chat template, so it answers no messages; /v1/completions continues a text"
         raise refuse(told, code="template_error")
     for place, image in enumerate(images_of(said)):
-        if not isinstance(image, str) or not image.startswith("data:"):
+        if not isinstance(image, str) or not is_data(image):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
     return model.apply_template(said, tools) + (model.tokenize(begun, add_bos=False) if begun else [])
 

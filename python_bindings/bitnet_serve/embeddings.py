@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bitnet_runtime import vision
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.errors import ModelTooLargeError, naming, shown
+from bitnet_runtime.image_files import is_data
 from bitnet_runtime.session import Session
 from bitnet_serve import fields
 from bitnet_serve.errors import ApiError, refuse
@@ -169,7 +170,7 @@ def _images(given: object) -> list[str]:
     for one in each:
         url = one.get("image", one.get("image_url")) if isinstance(one, dict) else None
         url = url.get("url") if isinstance(url, dict) else url
-        if not isinstance(url, str) or not url.startswith("data:"):  # never a file or an address
+        if not isinstance(url, str) or not is_data(url):  # never a file or an address
             said = f'input has {shown(one, 40)}, expected {{"image": "data:…"}}, and texts in a request of their own'
             raise refuse(said, "input")
         found.append(url)
