@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from bitnet_serve import turns
+from bitnet_serve.app import has_pictures
 from bitnet_serve.scheduler import OverloadedError, Scheduler
 from bitnet_serve.turns import Turns
 
@@ -49,7 +50,7 @@ def test_who_leaves_makes_room(scheduler: Scheduler) -> None:
 
 async def order(arrivals: list[str]) -> list[str]:
     """In which they have their turns, all but the first waiting for it."""
-    made, served = Turns(), list[str]()
+    made, served = Turns("others work", 9), list[str]()
     gate = asyncio.Event()
 
     async def work(name: str) -> None:
@@ -73,7 +74,7 @@ def test_clients_take_turns() -> None:
 
 def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
     async def run() -> list[str]:
-        made, served = Turns(), list[str]()
+        made, served = Turns("others work", 9), list[str]()
 
         async def work(name: str) -> None:
             async with made.turn(name):
@@ -92,16 +93,31 @@ def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
     assert asyncio.run(run()) == ["d", "e"]
 
 
-def test_a_turn_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.01)
-
+def test_a_turn_that_does_not_come() -> None:
     async def run() -> None:
-        made = Turns()
+        made = Turns("others work", 0.01)
         async with made.turn("a"):
-            with pytest.raises(OverloadedError, match="formats of other requests are being compiled"):
+            with pytest.raises(OverloadedError, match="others work; try again later"):
                 async with made.turn("b"):
                     pass
         async with made.turn("b"):
             pass
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, True),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}, {"type": "input_image"}]}]}, True),
+        ({"input": [{"image": "data:"}]}, True),
+        ({"input": {"image": "data:"}}, True),
+        ({"messages": [{"role": "user", "content": "image"}, 5], "input": "image"}, False),
+        ({"input": ["image", 7, [1, 2]], "messages": None}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "image"}]}]}, False),
+    ],
+)
+def test_what_may_be_a_picture(asked: dict[str, Any], expected: bool) -> None:
+    assert has_pictures(asked) == expected

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bitnet_runtime import Model
 from bitnet_runtime.guide import Grammars
-from bitnet_serve import turns
 from bitnet_serve.server import Serving
 from runtime_models import SMALL, TEMPLATE
 from servers import post, served, wait
@@ -120,7 +119,6 @@ def test_who_asks_for_no_format_does_not_wait_for_those_of_others(
     """However many there are; and of these each is answered soon."""
     slow, compile = threading.Event(), Grammars._compile
     monkeypatch.setattr(Grammars, "_compile", lambda *given: (slow.wait(60), compile(*given))[1])
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)
     asked = [{"prompt": "x", "regex": f"[ab]{{{n}}}", "max_tokens": 50} for n in range(1, 41)]
     with ThreadPoolExecutor(40) as pool:
         answers = [pool.submit(post, serving, "/v1/completions", each) for each in asked]

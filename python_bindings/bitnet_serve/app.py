@@ -61,7 +61,7 @@ POLICY = (
 )
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
-"""What is compiled, in seconds if it is a bomb: one at a time, so that the others do not wait for threads."""
+"""What is compiled, in seconds if it is a bomb."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,8 @@ class Api:
     def __init__(self, shelf: Shelf, most_body: int) -> None:
         self._shelf, self._most_body = shelf, most_body
         self.draining = False
-        self._formats = Turns()
+        self._formats = Turns("formats of other requests are being compiled", 2.5)
+        self._pictures = Turns("pictures of other requests are being decoded", 30)
 
     def application(self) -> Starlette:
         routes = [
@@ -133,8 +134,7 @@ class Api:
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
             try:
-                compiles = not FORMATS.isdisjoint(asked)
-                async with self._formats.turn(client_of(request)) if compiles else contextlib.nullcontext():
+                async with self._turn(request, asked):
                     return Answer(await asyncio.to_thread(understand, served, asked), leave)
             except BaseException:
                 leave()
@@ -142,10 +142,18 @@ class Api:
 
         return endpoint
 
+    def _turn(self, request: Request, asked: Mapping[str, Any]) -> contextlib.AbstractAsyncContextManager[None]:
+        """One format is compiled at a time and one request's pictures are decoded, so that the others do not wait for
+        threads, and what they take of memory has an end."""
+        if not FORMATS.isdisjoint(asked):
+            return self._formats.turn(client_of(request))
+        return self._pictures.turn(client_of(request)) if has_pictures(asked) else contextlib.nullcontext()
+
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
-            texts = await asyncio.to_thread(embeddings.understand, served, asked)
+            async with self._turn(request, asked):
+                texts = await asyncio.to_thread(embeddings.understand, served, asked)
             work = embeddings.compute(served, texts, client_of(request))
             return JSONResponse(await unless_gone(request, work))
         finally:
@@ -246,6 +254,15 @@ def tokenizer_info(model: Model) -> dict[str, Any]:
 def client_of(request: Request) -> object:
     """API key, else address."""
     return request.scope["state"].get("client")
+
+
+def has_pictures(asked: Mapping[str, Any]) -> bool:
+    """Whether a part of what is asked may be one, in any of the APIs."""
+    given = [asked.get("messages"), asked.get("input")]
+    said = [part for each in given for part in (each if isinstance(each, list) else [each])]
+    inside = [message.get("content") for message in said if isinstance(message, dict)]
+    parts = [*said, *(part for content in inside if isinstance(content, list) for part in content)]
+    return any("image" in part or "image" in str(part.get("type")) for part in parts if isinstance(part, dict))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

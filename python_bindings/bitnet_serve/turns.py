@@ -1,4 +1,4 @@
-"""Who is next where formats are compiled, one at a time."""
+"""Who is next where requests do one at a time what takes long, or much memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 
 from bitnet_serve.scheduler import OverloadedError
 
-PATIENCE = 2.5  # seconds to wait for the formats of others
-
 
 class Turns:
     """Clients take turns, however many requests each of them has; requests of a client come in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str, patience: float) -> None:
+        """doing: what the others do whom one waits for, at most so many seconds."""
+        self._doing, self._patience = doing, patience
         self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the next client first
         self._taken = False
 
@@ -23,10 +23,10 @@ class Turns:
     async def turn(self, client: object) -> AsyncIterator[None]:
         """A turn. Raises OverloadedError: it did not come."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 await self._take(client)
         except TimeoutError:
-            raise OverloadedError("formats of other requests are being compiled; try again later", 4) from None
+            raise OverloadedError(f"{self._doing}; try again later", 4) from None
         try:
             yield
         finally:
