@@ -22,6 +22,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen3MoeConfig,
@@ -53,6 +55,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "gemma2, no caps": lambda: Gemma2ForCausalLM(
         Gemma2Config(**_DECODER, head_dim=10, attn_logit_softcapping=None, final_logit_softcapping=None)
     ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_DECODER, sliding_window=9)),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_MOE, num_local_experts=5, sliding_window=9)),
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**_MOE, head_dim=10, num_experts=5, moe_intermediate_size=21, norm_topk_prob=True)

@@ -68,6 +68,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 30}),
         ("gemma", {"sliding_window": 5, "use_sliding_window": True}),
         ("gemma2", {"sliding_window_pattern": 3, "layer_types": None}),
+        ("mistral", {"layer_types": ["full_attention"] * 3}),
         ("mixtral", {"max_window_layers": 28, "use_sliding_window": False}),
         ("mixtral", {"layer_types": ["full_attention"] * 3, "sliding_window_pattern": 2}),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
@@ -80,6 +81,21 @@ def test_fields_count_where_transformers_reads_them(name: str, fields: dict[str,
     edit(tmp_path, **fields)
     plain = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if "moe" in name else {})
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path, **plain).eval(), tmp_path)
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_head_beside_tied_embeddings(another: bool, tmp_path: Path) -> None:
+    """One that differs counts, as in transformers 5."""
+    hf_families.save("llama", tmp_path)
+    edit(tmp_path, tie_word_embeddings=True)
+    table = "model.embed_tokens.weight"
+    if not another:
+        edit_tensors(tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors[table].clone()})
+    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval(), tmp_path)
+    with open_source(tmp_path) as source:
+        assert source.config.tie_embeddings == (not another)
+        said = "the head is lm_head.weight, not the embedding: tie_word_embeddings is not followed"
+        assert (said in source.assumptions) == another
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

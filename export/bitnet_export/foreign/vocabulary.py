@@ -74,7 +74,9 @@ def sentencepiece_bpe(words: Vocabulary, scores: Sequence[float], *, prefix: boo
     }
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     always = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
-    once = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    # Before the first part alone; " ", as a text may begin with a "▁" of its own, which has one put before it, too.
+    once = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+    mark = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     bytes_ = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
@@ -84,8 +86,8 @@ def sentencepiece_bpe(words: Vocabulary, scores: Sequence[float], *, prefix: boo
     return _seal(
         words,
         model=model,
-        normalizer={"type": "Sequence", "normalizers": [*always, spaces]} if legacy or not prefix else None,
-        pre_tokenizer=None if legacy or not prefix else once,
+        normalizer={"type": "Sequence", "normalizers": [*(always if legacy else []), spaces]},
+        pre_tokenizer=None if legacy or not prefix else {"type": "Sequence", "pretokenizers": [once, mark]},
         decoder={"type": "Sequence", "decoders": [*bytes_, *strip]},
     )
 

@@ -151,8 +151,8 @@ def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Val
                 prefix = True
             case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
                 space = True
-            case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
-                prefix, space = scheme in ("first", "always"), True
+            case {"type": "Metaspace", "replacement": "▁" | " " as mark, "prepend_scheme": scheme, "split": False}:
+                prefix, space = prefix or scheme in ("first", "always"), space or mark == "▁"
             case _:
                 raise ValueError(
                     f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}, SentencePiece has not; "

@@ -102,7 +102,7 @@ def _bert(prefix: str) -> Names:
 _LLAMA = Family("llama", _PLAIN, (its.turned, its.attention_biases, its.ffn_biases))
 _BITNET = Family("bitnet", {}, defaults={"rope_theta": 500_000.0}, masters=True)
 _1BITLLM = Family("", {}, (its.turned,), names=_1BITLLM_NAMES, masters=True)
-_MISTRAL = Family("mistral", _PLAIN, _ROPE, {"sliding_window": 4096}, reads=("sliding_window",))
+_MISTRAL = Family("mistral", _PLAIN, _ROPE, {"sliding_window": 4096}, reads=("sliding_window", "layer_types"))
 _QWEN2 = Family(
     "qwen2", _PLAIN | {"qkv_bias": True}, _ROPE, _NO_WINDOW | {"max_window_layers": 28}, reads=_BY_LAYER
 )  # fmt: skip

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
@@ -81,6 +83,9 @@ def _surroundings(folder: Folder, config: Fields, family: Family, places: Places
     if family.head and "tie_word_embeddings" not in config and f"{head}.weight" not in places.tensors:
         tied = True
         assumptions.append(f"the head is the embedding: the folder has no {head}.weight")
+    elif family.head and tied and _is_another(places.tensors.get(f"{head}.weight"), places.embedding()):
+        tied = False  # so has transformers 5 it; those before did not look at the head
+        assumptions.append(f"the head is {head}.weight, not the embedding: tie_word_embeddings is not followed")
     if places.norm and family.one_plus:
         assumptions.append("norms before projections multiply with their weight, the others with 1 + weight")
     if "rope_interleaved" in family.reads and "rope_interleaved" not in config:
@@ -110,6 +115,18 @@ def _similarity(family: Family, tensors: Mapping[str, Entry]) -> dict[str, float
             raise SourceError(f"{entry.what} is {value}, expected a number from -80 to 80")
         found[field] = math.exp(value) if field == "similarity_scale" else value
     return found
+
+
+def _is_another(head: Entry | None, table: Entry) -> bool:
+    """Whether a head that is there is another matrix than the embedding."""
+    if head is None or "U8" in (head.dtype, table.dtype):
+        return False
+    if head.shape != table.shape:
+        return True
+    a, b = head.floats(), table.floats()
+    rows = table.shape[0]
+    parts = [(i, min(i + 4096, rows)) for i in range(0, rows, 4096)]
+    return not all(np.array_equal(a.rows(*part), b.rows(*part), equal_nan=True) for part in parts)
 
 
 def _linear_norm(places: Places, config: Fields, quantization: Quantization | None) -> str:
@@ -147,7 +164,7 @@ def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
     for spec in records.expected_tensors(model):
         if not records.ROLES[spec.key.role].startswith("rope_"):
             used |= weights.check(spec, model.n_experts)
-    if not model.has_head or model.tie_embeddings:  # transformers does not look at it then
+    if not model.has_head or model.tie_embeddings:  # it is the embedding again, if it is there
         head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
         used |= {f"{head}.weight", f"{head}.weight_scale"}
     return used
