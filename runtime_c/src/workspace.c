@@ -44,7 +44,7 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->wide =
         bn_max(bn_max(c->dim, c->n_heads * c->head_dim), bn_max(c->ffn_dim, stack->patch.cols));
     in->wide = bn_max(in->wide, stack->draft ? 2 * c->dim : 0);
-    in->q_stride = bn_q_row(in->wide);
+    in->q_stride = bn_q_row(in->wide) | BN_Q_ALIGN; /* odd, so that rows share no sets of a cache */
     in->group_sums_stride =
         stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     in->h = take(a, rows * in->wide, sizeof(float));
