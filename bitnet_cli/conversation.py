@@ -16,6 +16,7 @@ from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Message
@@ -306,5 +307,8 @@ def _anywhere(message: Message) -> Message:
     content: Any = message["content"]
     if isinstance(content, str):
         return message
-    parts = [part | {"image": os.path.abspath(part["image"])} if "image" in part else part for part in content]
+    parts = []
+    for part in content:
+        image = part.get("image")
+        parts.append(part if image is None or is_data(image) else part | {"image": os.path.abspath(image)})
     return {**message, "content": parts}

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping
+import itertools
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +63,7 @@ POLICY = (
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
 """What is compiled, in seconds if it is a bomb."""
+MOST_PARTS = 10_000  # of messages that are looked through for pictures, by the thread that serves everybody
 
 T = TypeVar("T")
 
@@ -258,11 +260,16 @@ def client_of(request: Request) -> object:
 
 def has_pictures(asked: Mapping[str, Any]) -> bool:
     """Whether a part of what is asked may be one, in any of the APIs."""
-    given = [asked.get("messages"), asked.get("input")]
-    said = [part for each in given for part in (each if isinstance(each, list) else [each])]
-    inside = [message.get("content") for message in said if isinstance(message, dict)]
-    parts = [*said, *(part for content in inside if isinstance(content, list) for part in content)]
-    return any("image" in part or "image" in str(part.get("type")) for part in parts if isinstance(part, dict))
+    parts = (part for part in itertools.islice(_parts(asked), MOST_PARTS) if isinstance(part, dict))
+    return any("image" in part or "image" in str(part.get("type")) for part in parts)
+
+
+def _parts(asked: Mapping[str, Any]) -> Iterator[object]:
+    for given in (asked.get("messages"), asked.get("input")):
+        for one in given if isinstance(given, list) else [given]:
+            yield one
+            content = one.get("content") if isinstance(one, dict) else None
+            yield from content if isinstance(content, list) else ()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
