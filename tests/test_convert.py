@@ -145,6 +145,7 @@ def test_a_difference_in_the_head_is_found(tmp_path: Path) -> None:
         (b"", "is an empty file"),
         (b"PK\x03\x04....", "is a zip archive, such as a torch checkpoint"),
         (b"what is this", "is a file of an unknown kind"),
+        (b"\x89BITNET\n\1\0\0\0\1\0\0\0" + bytes(48), "is an adapter, expected the model that it belongs to"),
         (b"\x89BITNET\n", "is a packed file already; say what it should become: --to hf, gguf or onnx"),
     ],
 )

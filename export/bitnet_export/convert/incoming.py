@@ -48,6 +48,8 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
             yield source
         return
     if head.startswith(records.MAGIC):
+        if len(head) >= records.HEADER.size and records.HEADER.unpack_from(head)[2] & records.ADAPTER_ALONE:
+            raise SourceError(f"{path} is an adapter, expected the model that it belongs to")
         raise SourceError(f"{path} is a packed file already; say what it should become: --to hf, gguf or onnx")
     raise SourceError(
         f"{path} is {recognise(head) or 'a file of an unknown kind'}; "

@@ -79,13 +79,18 @@ def open_stack(
 def _surroundings(folder: Folder, config: Fields, family: Family, places: Places) -> tuple[dict[str, Any], list[str]]:
     """What the folder says of the model beside its layers, and what was assumed."""
     assumptions, tied = [], config.truth("tie_word_embeddings")
-    head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
+    head, table = (places.module(Key(0, NONE, ROLE[role], NONE, 0)) for role in ("head", "embedding"))
     if family.head and "tie_word_embeddings" not in config and f"{head}.weight" not in places.tensors:
         tied = True
         assumptions.append(f"the head is the embedding: the folder has no {head}.weight")
     elif family.head and tied and _is_another(places.tensors.get(f"{head}.weight"), places.embedding()):
         tied = False  # so has transformers 5 it; those before did not look at the head
         assumptions.append(f"the head is {head}.weight, not the embedding: tie_word_embeddings is not followed")
+    elif family.head and not tied and f"{table}.weight" in places.tensors and f"{head}.weight" not in places.tensors:
+        raise SourceError(
+            f"{config.what}: tie_word_embeddings is false and tensor {head}.weight is missing; if the head is the "
+            "embedding write true, else download the folder again"
+        )
     if places.norm and family.one_plus:
         assumptions.append("norms before projections multiply with their weight, the others with 1 + weight")
     if "rope_interleaved" in family.reads and "rope_interleaved" not in config:
