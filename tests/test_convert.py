@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,15 @@ def test_errors_of_writing_name_what_was_asked_for(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Under nohup the tests, and so the program, would not hear SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("to", ["hf", "gguf", "onnx", None])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing(
