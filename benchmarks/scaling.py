@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from functools import partial
@@ -67,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     common = {"compile": True} if args.compile else {}
     until = time.monotonic() + 60 * args.minutes if args.minutes is not None else float("inf")
     study = Study(args.runs.resolve(), args.text.resolve(), args.jobs, common, until)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: runs save, and end
     study.carry_out(plan)
     outcomes = study.outcomes()
     if not outcomes:

@@ -181,7 +181,7 @@ def _data(url: str) -> bytes:
     if len(body) > MOST_BYTES // 3 * 4 + 4:
         raise ImageError(f"it has {len(body):,} characters, expected at most {MOST_BYTES >> 20} MiB of a picture")
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)  # many encoders break lines
     except (binascii.Error, ValueError) as error:
         raise ImageError(f"its base64 is broken: {error}") from None
 
