@@ -28,6 +28,8 @@ EXTRAS = {
 """Of a package that is in another than the verb's."""
 KIN = {"train": "finetune", "finetune": "train"}
 """Verbs that have most of their options in common."""
+TEXTS = {"-p", "--prompt", "--text", "--system"}
+"""Options of which nothing is a value, too."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +66,15 @@ class VerbParser(Parser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         _module(self._verb).arguments(self)
+        self._refuse_empty(args)
         return super().parse_known_args(args, namespace)
+
+    def _refuse_empty(self, words: Sequence[str]) -> None:
+        """A variable of the shell that is not set would name the folder one is in, or be as an option not given."""
+        for before, word in zip(["", *words], words, strict=False):
+            option = before if word == "" else word[:-1] if re.fullmatch(r"--[\w-]+=", word) else None
+            if option is not None and option not in TEXTS:
+                self.error(f"{option if option.startswith('-') else 'an argument'} is empty, expected a value")
 
     def elsewhere(self, word: str) -> str:
         if not (other := KIN.get(self._verb)):

@@ -47,6 +47,9 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
         (["generate", "x", "some text"], "unexpected argument 'some text'; a prompt follows -p\n"),
         (["generate", "x", "- some text"], "unexpected argument '- some text'; a prompt follows -p\n"),
         (["chat", "x", "--json"], "unknown option '--json'\n"),
+        (["convert", "", "x"], "an argument is empty, expected a value\n"),
+        (["train", "--out", ""], "--out is empty, expected a value\n"),
+        (["train", "--data="], "--data is empty, expected a value\n"),
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,17 @@ def test_every_form_of_a_picture_gives_the_same(tmp_path: Path) -> None:
     lines = "data:image/png;base64," + base64.encodebytes(data).decode()  # broken as in mail
     strided = np.asfortranarray(np.repeat(picture, 2, 0)[::2])
     expected = Processor(S).bytes(picture)
-    for form in (data, bytearray(data), memoryview(data), path, str(path), url, lines, Image.fromarray(picture), strided):
+    for form in (
+        data,
+        bytearray(data),
+        memoryview(data),
+        path,
+        str(path),
+        url,
+        lines,
+        Image.fromarray(picture),
+        strided,
+    ):
         assert (Processor(S).bytes(form) == expected).all()
     # Floats are resized as floats, and not rounded in between
     for kind in (np.float16, np.float32, np.float64):
