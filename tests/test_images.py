@@ -174,7 +174,7 @@ def test_every_form_of_a_picture_gives_the_same(tmp_path: Path) -> None:
     data, path = encoded(picture, "PNG"), tmp_path / "p.png"
     path.write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
-    lines = "data:image/png;base64," + base64.encodebytes(data).decode()  # broken as in mail
+    mail = "data:image/png;base64," + base64.encodebytes(data).decode()
     strided = np.asfortranarray(np.repeat(picture, 2, 0)[::2])
     expected = Processor(S).bytes(picture)
     for form in (
