@@ -2,7 +2,7 @@
 
 Of each token that was chosen a receipt has 64 bits of a hash of the state it was chosen from: all bits of the
 vector behind the last layer. Logits follow from that vector alone, and it is at hand for every token, while a
-sampler computes few of the logits. The same bits everywhere (docs/performance.md) make them comparable.
+sampler computes few of the logits. The same bits everywhere (docs/why-fast.md) make them comparable.
 """
 
 from __future__ import annotations
