@@ -204,6 +204,8 @@ class Settings:
             if type(value) is not types[name]:
                 inside = f', such as ["{value}"]' if types[name] is list else ""
                 raise ValueError(f"{name} is {value!r}, expected {types[name].__name__}{inside}")
+            if strange := [each for each in value if not isinstance(each, str)] if types[name] is list else []:
+                raise ValueError(f"{name} has {strange[0]!r:.60}, expected strings")
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {

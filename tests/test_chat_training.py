@@ -323,6 +323,36 @@ def test_conversations_need_a_template(finished: Path, tmp_path: Path, capsys: p
     assert "has no chat template; give it text, or teach it conversations: bitnet finetune --chat" in said
 
 
+def test_held_out_conversations_have_an_answer_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "talks.jsonl"
+    talks = [[{"role": "user", "content": "q" * 500 + str(i)}, TALK[1]] for i in range(9)]
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
+    options += ["--steps", "2", "--batch", "4", "--threads", "1", "--tokenizer", "byte"]
+    assert bitnet_cli.main(["train", *options, "--chat", str(file), "--out", str(tmp_path / "run")]) == 1
+    assert "no held-out conversation has an answer within 64 tokens; raise --context" in capsys.readouterr().err
+
+
+def test_a_run_on_conversations_goes_on_with_a_longer_context_and_not_with_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "talks.jsonl", tmp_path / "run"
+    talks = [[{"role": "user", "content": str(i)}, {"role": "assistant", "content": "yes " * 30}] for i in range(40)]
+    lines = [json.dumps({"messages": talk}) + "\n" for talk in talks]
+    file.write_text("".join(lines))
+    options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
+    options += ["--batch", "4", "--threads", "1", "--tokenizer", "byte", "--validation", "0.3", "--context", "32"]
+    begin = ["train", *options, "--chat", str(file), "--steps", "2", "--out", str(run)]
+    assert bitnet_cli.main(begin) == 0
+    go_on = ["train", "--resume", "--out", str(run), "--steps", "4"]
+    assert bitnet_cli.main([*go_on, "--context", "64"]) == 0
+    held_out = conversations.split(list(conversations.read([file])), 0.3)[1]
+    file.write_text("".join(line for i, line in enumerate(lines) if f"line {i + 1}" not in held_out[0].where))
+    capsys.readouterr()
+    assert bitnet_cli.main(["train", "--resume", "--out", str(run), "--steps", "6"]) == 1
+    assert "was trained on other text" in capsys.readouterr().err
+
+
 # ---- from conversations to an engine that answers ----
 
 

@@ -9,6 +9,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+import bitnet_cli
 from bitnet.data import corpus, dataset, tokenizer
 from bitnet.data.files import texts_of
 from bitnet_export.packed.records import MAGIC
@@ -52,6 +54,40 @@ def test_end_token(kind: str, tmp_path: Path) -> None:
     for t in (made, tokenizer.load(file)):
         assert 0 not in encode(t, text) and t.decode(encode(t, text)) == text  # typed by a user, it is plain text
         assert t.decode([0, *encode(t, "x")], skip_special_tokens=True) == "x"
+
+
+def test_a_file_that_cuts_texts_and_fills_them_up(tmp_path: Path) -> None:
+    """As those of published models do: a document is whole nevertheless."""
+    words, file = tokenizer.build("byte", [], 257), tmp_path / "tokenizer.json"
+    words.enable_truncation(3)
+    words.enable_padding(pad_id=7, length=20)
+    words.save(str(file))
+    assert [len(each.ids) for each in tokenizer.load(file).encode_batch(["a", "abcdef"])] == [1, 6]
+
+
+def test_ids_with_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    definition = json.loads(MADE["byte"].to_str())
+    definition["model"]["vocab"]["e"] = 70_000
+    file, text = tmp_path / "tokenizer.json", tmp_path / "a.txt"
+    file.write_text(json.dumps(definition))
+    words = tokenizer.load(file)
+    assert tokenizer.vocabulary_size(words) == 70_001
+    tokens = dataset.tokenize(["here"], words, tmp_path, "train")
+    assert tokens.ids.tolist()[2::2] == [70_000, 70_000], "no id is cut to 16 bits"
+    text.write_text("here and there " * 999)
+    words_of_run = ["train", "--tokenizer", str(file), "--data", str(text), "--out", str(tmp_path / "run")]
+    assert bitnet_cli.main([*words_of_run, "--set", "vocab_size=300"]) == 1
+    assert "needs 70,001 tokens, the model has 300; add --set vocab_size=70001" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_says_where(tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space") as caught:
+        patch.setattr(dataset.os, "fsync", full)
+        dataset.tokenize(["here"], MADE["byte"], tmp_path, "train")
+    assert Path(caught.value.filename).parent == tmp_path and not list(tmp_path.iterdir())
 
 
 def test_sizes() -> None:
@@ -245,6 +281,9 @@ def test_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
     with pytest.raises(corpus.DataError, match=r"b\.jsonl, line 2 is not UTF-8 \(byte 10\)"):
         read([tmp_path / "b.jsonl"])
+    (tmp_path / "c.csv").write_bytes(b"text\n" + b"a\n" * 5000 + b"caf\xe9\n")
+    with pytest.raises(corpus.DataError, match=r"c\.csv.* is not UTF-8"):  # some of which was taken already
+        read([tmp_path / "c.csv", Path(__file__)])
 
 
 # ---- the datasets library ----

@@ -144,12 +144,19 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
+    import datasets
+
     for source in ("hf:{}", "hf:{}:train", "hf-stream:{}", "hf:{}/saved", "hf:{}/splits"):
         assert list(corpus.Documents([source.format(dataset)], "content")) == TEXTS, source
     stream = corpus.Documents([f"hf-stream:{dataset}"], "content")
     train, held_out = corpus.split(stream, 0.1)
     assert sorted([*train, *held_out]) == sorted({text for text in TEXTS if text})
     assert list(corpus.Documents([f"hf:{dataset}/splits:test"], "content")) == TEXTS[:3]
+    saved = datasets.Dataset.from_dict({"content": TEXTS}, split="train")
+    saved.save_to_disk(dataset / "train alone")
+    assert list(corpus.Documents([f"hf:{dataset}/train alone"], "content")) == TEXTS
+    with pytest.raises(DataError, match="it is the split train alone, expected test"):
+        corpus.Documents([f"hf:{dataset}/train alone:test"], "content")
     with pytest.raises(DataError, match="it has the splits train, test, expected dev"):
         corpus.Documents([f"hf:{dataset}/splits:dev"], "content")
     for source in ("hf:{}", "hf-stream:{}", "hf:{}/saved"):

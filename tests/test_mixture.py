@@ -196,8 +196,8 @@ def test_no_source_learns_what_another_holds_out(
 def test_a_run_says_what_it_learns_from(whole: Path) -> None:
     state = Checkpoint.open(whole).state
     assert state["course"] == [
-        {"step": 0, "sequence": 0, "weights": {"animals": 0.75, "numbers": 0.25}},
-        {"step": 12, "sequence": 48, "weights": {"animals": 0.0, "numbers": 1.0}},
+        {"step": 0, "tokens": 0, "weights": {"animals": 0.75, "numbers": 0.25}},
+        {"step": 12, "tokens": 1536, "weights": {"animals": 0.0, "numbers": 1.0}},
     ]
     last = losses(whole)[-1]["validation"]
     assert last["nats_per_token"] == last["sources"]["numbers"] != last["sources"]["animals"]
@@ -247,6 +247,26 @@ def test_what_comes_may_change_and_the_sources_not(
     file.write_text(FILE.replace('["animals"]', '["animals", "numbers.jsonl"]'))
     assert bitnet("train", "--resume", "--out", run, "--steps", "22") == 1
     assert "has other sources than the run, which keeps them" in capsys.readouterr().err
+
+
+def test_a_stage_stays_where_it_was_when_sequences_get_longer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "x" / "mix.toml"
+    shutil.copytree(folder, file.parent)
+    file.write_text(re.sub("until = [0-9.]+", "until = 1500", FILE))  # tokens
+    longer = ["--set", "max_context=128", "--context", "32"]
+    killed_before(15, "train", *TINY, *longer, "--save-every", "14", "--mixture", file, "--out", run)
+    came_from: set[int] = set()
+    sequences = Mixed.sequences
+
+    def recorded(self: Mixed, first: int, last: int) -> tuple[Any, ...]:
+        came_from.update(self._source(n) for n in range(first, last))
+        return sequences(self, first, last)
+
+    monkeypatch.setattr(Mixed, "sequences", recorded)
+    assert bitnet("train", "--resume", "--out", run, "--context", "128") == 0
+    assert came_from == {1}, "the second stage, which has numbers alone, had begun"
 
 
 def test_sources_may_be_folders_of_token_ids(

@@ -19,6 +19,7 @@ from bitnet.data.dataset import Tokens
 from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model.transformer import Transformer
+from bitnet.train.texts import _note
 
 torch.set_num_threads(1)
 
@@ -100,6 +101,14 @@ def test_pairs_of_files_stay_together(tmp_path: Path) -> None:
     assert len(train) + len(held_out) == 120 and 2 <= len(held_out) < 60
     for texts in (train, held_out):
         assert all(second == "a" + first[1:] for first, second in zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_what_the_pairs_are_of_is_said(tmp_path: Path) -> None:
+    """A record of a name and a text is a pair, too, and perhaps was not meant as one."""
+    joined, said = pairs.Joined([written(tmp_path, {"id": "7", "text": "b", "n": 1})]), list[str]()
+    assert list(joined) == ['["7", "b"]']
+    _note(joined, said.append)
+    assert said == ['the pairs are of "id" and "text"']
 
 
 def test_pairs_may_be_compressed(tmp_path: Path) -> None:

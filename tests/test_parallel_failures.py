@@ -139,6 +139,28 @@ def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_pat
     assert re.findall("bitnet: error: .*", errors) == [f"bitnet: error: {message}"] and "Traceback" not in errors
 
 
+def told_otherwise(argv: list[str]) -> int:
+    """A run whose second process has another learning rate."""
+    return bitnet_cli.main([*argv, "--lr", "0.001"] if os.environ["RANK"] == "1" else argv)
+
+
+def test_processes_that_are_told_different_things(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--lr", "0.01", work=told_otherwise)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "bitnet: error: the processes of this run differ in lr" in errors
+
+
+def one_after_the_other(argv: list[str]) -> int:
+    first = bitnet_cli.main(argv)
+    return first or bitnet_cli.main([*argv[:2], argv[2] + "-next", *argv[3:]])
+
+
+def test_two_runs_of_the_same_processes(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=one_after_the_other)
+    assert codes == [0, 0], errors
+    assert steps(tmp_path / "run")[-1]["loss"] == steps(tmp_path / "run-next")[-1]["loss"]
+
+
 def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         bitnet_cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1

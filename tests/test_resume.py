@@ -282,7 +282,7 @@ def test_a_tokenizer_of_others(
     assert "put a tokenizer_config.json" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "<s>"}')
     assert bitnet(*argv, "--set", "vocab_size=256") == 1
-    assert "tokenizer.json has 257 tokens, the model 256; add --set vocab_size=257" in capsys.readouterr().err
+    assert "tokenizer.json needs 257 tokens, the model has 256; add --set vocab_size=257" in capsys.readouterr().err
     assert bitnet(*argv) == 0
     assert Checkpoint.open(tmp_path / "run").generation == {"bos_token_id": 0, "eos_token_ids": [0]}
 

@@ -296,6 +296,18 @@ def test_trackers_get_the_log(
     assert not list((tmp_path / "other").glob("step-*"))  # so that the same command may be tried again
 
 
+def test_a_tracker_that_fails_ends_no_run(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the network is gone")
+
+    broken = SimpleNamespace(__name__="trackio", init=lambda **_: None, log=fails, finish=fails)
+    monkeypatch.setitem(sys.modules, "trackio", broken)  # type: ignore[arg-type]
+    assert learn(text, tmp_path / "run", "--report-to", "trackio") == 0
+    assert capsys.readouterr().err.count("trackio failed: the network is gone; the run goes on, and log.jsonl has") == 1
+
+
 # ---- bad steps ----
 
 

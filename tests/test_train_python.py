@@ -65,6 +65,12 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"tasks": "arc_easy"}, "tasks are asked by `bitnet train`"),
         ({"resume": True}, "nothing to resume"),
         ({"branch": "none", "resume": True}, "give one of them"),
+        ({"data": [1]}, "data has 1, expected strings"),
+        ({"chat": [{"messages": []}]}, "chat has {'messages': ..}, expected strings"),
+        ({"config": {}}, "config is {}, expected a path"),
+        ({"branch": 5}, "branch is 5, expected a path"),
+        ({"preset": 5}, "preset is 5, expected str"),
+        ({"model": {"ternary": {"q"}}}, "model has ternary = {'q'}, expected a number, a string, or a list"),
     ],
 )
 def test_what_a_run_cannot_follow(options: dict[str, Any], said: str, sentences: str, tmp_path: Path) -> None:
@@ -125,7 +131,13 @@ def test_what_cannot_be_saved(finished: Path, tmp_path: Path, monkeypatch: pytes
     for held in (*places, finished, finished / "step-000020"):
         with pytest.raises(ValueError, match="which `save` has not written; name a new folder"):
             save(model, WORDS, held)
-    with pytest.raises(ValueError, match="the tokenizer has 257 tokens, the model 200"):
+    with pytest.raises(
+        ValueError, match=r"model is of <class '.*Linear'>, expected bitnet.model.transformer.Transform"
+    ):
+        save(torch.nn.Linear(2, 2), WORDS, tmp_path / "new")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"tokenizer is of <class 'str'>, expected tokenizers.Tokenizer"):
+        save(model, "byte", tmp_path / "new")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the tokenizer needs 257 tokens, the model has 200"):
         save(Transformer(CONFIG.replace(vocab_size=200)), WORDS, tmp_path / "new")
     with torch.no_grad():
         model.layers[1].q.weight[0, 0] = torch.nan
@@ -191,6 +203,21 @@ def test_a_run_leaves_the_generators_as_they_were(sentences: str, tmp_path: Path
     torch.manual_seed(3)
     fit(data=sentences, out=tmp_path / "run", steps=np.int64(1), lr=np.float64(0.01), model=SIZES, threads=1, batch=4)
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_run_leaves_threads_and_plots_as_they_were(sentences: str, tmp_path: Path) -> None:
+    import matplotlib
+
+    backend = matplotlib.get_backend()
+    try:
+        matplotlib.use("svg")
+        torch.set_num_threads(2)
+        fit(data=sentences, out=tmp_path / "run", steps=1, model=SIZES, threads=1, batch=4)
+        assert torch.get_num_threads() == 2 and matplotlib.get_backend() == "svg"
+        assert (tmp_path / "run" / "loss.png").stat().st_size > 1000
+    finally:
+        torch.set_num_threads(1)
+        matplotlib.use(backend)
 
 
 def test_a_run_that_is_stopped_says_where_it_is(

@@ -22,7 +22,7 @@ from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.packing import Dialogue, best_fit, filled
-from bitnet.data.tokenizer import defaults, separator
+from bitnet.data.tokenizer import defaults, separator, vocabulary_size
 from bitnet_runtime.chat import ChatTemplate, is_message
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
 from bitnet_runtime.text import Tokenizer as EngineTokenizer
@@ -170,9 +170,9 @@ class Encoder:
     """Messages to token ids as the engine makes them. Raises DataError naming file and line."""
 
     def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any]) -> None:
-        self._words = EngineTokenizer(words.to_str().encode(), words.get_vocab_size())
+        self._words = EngineTokenizer(words.to_str().encode(), vocabulary_size(words))
         self._template = ChatTemplate(template)
-        self._named = generation["special_tokens"]
+        self.template, self._named = template, generation["special_tokens"]
         self._ends = set(generation["eos_token_ids"])
 
     def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
@@ -237,9 +237,9 @@ class Dialogues:
         self._lengths = [len(dialogue.ids) for dialogue in whole]
         most = context + 1 if context is not None else None  # a row has the next token of each, too
         self._all = [Dialogue(dialogue.ids[:most], dialogue.counts[:most]) for dialogue in whole]
-        recipe = hashlib.sha256(words.to_str().encode())
-        for dialogue in self._all:
-            recipe.update(len(dialogue.ids).to_bytes(8) + dialogue.ids.tobytes() + dialogue.counts.tobytes())
+        recipe = hashlib.sha256(words.to_str().encode() + encoder.template.encode())
+        for each in conversations:  # whole: a run may go on with a longer context
+            recipe.update(_digest(each))
         self.digest = recipe.hexdigest()[:16]
         self.n_tokens = sum(len(dialogue.ids) for dialogue in self._all)
         self._answer_bytes = sum(len(encoder.text(dialogue).encode()) for dialogue in self._all)

@@ -134,7 +134,7 @@ class Documents:
             try:
                 yield from files.texts_of(file, self._column)
             except NotUTF8Error:
-                if files.kind_of(file) in files.ROWS:  # of which some have been read
+                if files.kind_of(file) in (*files.ROWS, ".csv"):  # of which some have been read
                     raise
                 self._left_out.append(str(file))
         if self._files and len(self._left_out) == len(self._files):

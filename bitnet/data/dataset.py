@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError
-from bitnet.data.tokenizer import END_ID
+from bitnet.data.tokenizer import END_ID, vocabulary_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +154,7 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
     for digest_of_text in of.digests:
         recipe.update(digest_of_text)
     digest = recipe.hexdigest()[:16]
-    dtype = "uint16" if tokenizer.get_vocab_size() <= 1 << 16 else "uint32"
+    dtype = "uint16" if vocabulary_size(tokenizer) <= 1 << 16 else "uint32"
     file = folder / f"{name}-{digest}.bin"
     if not file.exists():
         partial = file.with_suffix(".partial")
@@ -166,6 +166,9 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
                 out.flush()
                 os.fsync(out.fileno())
             partial.rename(file)
+        except OSError as error:  # a full disk, which does not say what it is full of
+            error.filename = error.filename or str(file)
+            raise
         finally:
             partial.unlink(missing_ok=True)
     return Tokens.map(file, dtype, of.n_bytes, digest)

@@ -57,6 +57,8 @@ def rows_of(source: str, column: str) -> Iterable[Any]:
 def _saved(found: Any, source: str, part: str) -> Any:
     """The split of what `save_to_disk` wrote: of one dataset, or of a dictionary of splits."""
     if not isinstance(found, dict):
+        if found.split and str(found.split) != part:
+            raise DataError(f"{source!r} cannot be read: it is the split {found.split} alone, expected {part}")
         return found
     if part not in found:
         raise DataError(f"{source!r} cannot be read: it has the splits {', '.join(found)}, expected {part}")

@@ -67,7 +67,7 @@ class Mixture:
     def read(cls, file: Path) -> Self:
         """Raises DataError: it is no mixture."""
         try:
-            found = tomllib.loads(file.read_text(encoding="utf-8"))
+            found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
             return cls.of(found, file.parent)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{file} is not TOML: {error}") from None

@@ -55,12 +55,12 @@ class Joined:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
+        self.names: tuple[str, str] | None = None  # of the fields, when one was read
 
     def __iter__(self) -> Iterator[str]:
-        names: tuple[str, str] | None = None
         for file in self._files:
             for record, where in records(file):
-                names, pair = _pair(record, where, names)
+                self.names, pair = _pair(record, where, self.names)
                 yield json.dumps(pair)
 
 

@@ -86,8 +86,8 @@ def read(folder: Path, *sides: str) -> tuple[Tokenizer, list[Tokens]]:
         tokens = dataset.recorded({"texts": contents}, side, folder)
         if tokens is None:
             raise DataError(f"{folder / CONTENTS} names no token ids for {side}, or their file is missing")
-        if tokens.largest >= words.get_vocab_size():
-            raise DataError(f"{folder} holds token ids beyond its tokenizer's {words.get_vocab_size():,}")
+        if tokens.largest >= (size := tokenizer.vocabulary_size(words)):
+            raise DataError(f"{folder} holds token ids beyond its tokenizer's {size - 1:,}")
         found.append(tokens)
     return words, found
 

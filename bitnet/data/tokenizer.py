@@ -73,7 +73,11 @@ def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Token
 
 def load(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json; raises ValueError when it is not one."""
-    return parse(Path(path).read_text(encoding="utf-8"), str(path))
+    try:
+        definition = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a tokenizer.json, which is UTF-8: {error}") from None
+    return parse(definition, str(path))
 
 
 def parse(definition: str, what: str) -> Tokenizer:
@@ -87,6 +91,11 @@ def parse(definition: str, what: str) -> Tokenizer:
         raise ValueError(f"{what} is not a tokenizer.json of the tokenizers library: {error}") from None
 
 
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """What all token ids are below: those of a file may have gaps, and then it has fewer tokens."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
 def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     """The token before every document: the start token of the model, else an end token, else what the tokenizer
     itself puts before a text, as that of BERT does.
@@ -95,8 +104,8 @@ def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     """
     ends = generation.get("eos_token_ids") or []
     for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1], *tokenizer.encode("").ids[:1]):
-        if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
-            return token
+        if _is_token(tokenizer, token):
+            return int(token)
     raise ValueError(
         f"the tokenizer has no {END} and nothing names its start and end tokens, so documents would run together; "
         'put a tokenizer_config.json with "bos_token" or "eos_token" beside the tokenizer.json'
@@ -112,17 +121,21 @@ def defaults(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> Mapping[str
 def end_token(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     """What an answer ends with. generation: that of a checkpoint. Raises ValueError: there is none."""
     for token in (*(generation.get("eos_token_ids") or []), tokenizer.token_to_id(END)):
-        if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
-            return token
+        if _is_token(tokenizer, token):
+            return int(token)
     raise ValueError(f"the tokenizer has no {END} and nothing names its end token, so no answer would end")
+
+
+def _is_token(tokenizer: Tokenizer, token: Any) -> bool:
+    return isinstance(token, int) and token >= 0 and tokenizer.id_to_token(token) is not None
 
 
 def image_token(tokenizer: Tokenizer) -> int:
     """What stands in the place of an image; a tokenizer that has none gets it."""
-    token = tokenizer.token_to_id(IMAGE)
-    if token is None:
+    if tokenizer.token_to_id(IMAGE) is None:
         tokenizer.add_special_tokens([IMAGE])
-        token = tokenizer.get_vocab_size() - 1
+    token = tokenizer.token_to_id(IMAGE)
+    assert token is not None
     return token
 
 
@@ -205,6 +218,9 @@ def _characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Text that spells a special token stays text; only the code here inserts END_ID."""
+    """Text that spells a special token stays text, and only the code here inserts END_ID; texts are neither cut nor
+    filled up, as files of published models may ask for."""
     tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer

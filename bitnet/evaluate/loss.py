@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 from bitnet.data import corpus, dataset
+from bitnet.data.tokenizer import vocabulary_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,9 +204,9 @@ def evaluate(
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
     """Raises ValueError when token ids would not fit the model."""
-    if tokens.get_vocab_size() > config.vocab_size:
+    if (size := vocabulary_size(tokens)) > config.vocab_size:
         raise ValueError(
-            f"{where}: the tokenizer has {tokens.get_vocab_size():,} tokens, the model {config.vocab_size:,}; "
+            f"{where}: the tokenizer needs {size:,} tokens, the model has {config.vocab_size:,}; "
             "they do not belong together"
         )
 

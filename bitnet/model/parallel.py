@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gc
+import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -30,6 +32,10 @@ T = TypeVar("T")
 
 PATIENCE = datetime.timedelta(days=1)
 """How long processes wait for the first to read the text. That one has died is noticed by torchrun, not by this."""
+
+
+_JOINED = itertools.count()
+"""Times that this process joined others."""
 
 
 class ParallelError(ValueError):
@@ -54,6 +60,12 @@ def is_first() -> bool:
     return rank() == 0
 
 
+@functools.cache
+def _met() -> tuple[Store, int, int]:
+    """Where processes find each other, the number of this one, and how many there are: once, as the first keeps it."""
+    return cast(tuple[Store, int, int], next(rendezvous("env://")))
+
+
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
     """Inside, the processes that were started together know each other: by gloo, and on CUDA devices by NCCL.
@@ -63,11 +75,10 @@ def joined() -> Iterator[None]:
     if not launched():
         yield
         return
-    store, number, count = next(rendezvous("env://"))
+    kept, number, count = _met()
+    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # the time before has left what it wrote
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(
-        backend, store=PrefixStore("bitnet", store), rank=number, world_size=count, timeout=PATIENCE
-    )
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     try:
         yield
     except Exception as error:
@@ -129,6 +140,20 @@ def from_first(make: Callable[[], T]) -> T:
 def wait_for_first() -> None:
     """Until the first process gets here."""
     from_first(bool)
+
+
+def check_same(told: Mapping[str, object]) -> None:
+    """Raises ParallelError, in all processes: one was told, or read, something else than the first."""
+    first = from_first(lambda: dict(told))
+    other = next((i for i, name in enumerate(first) if told.get(name) != first[name]), -1)
+    (found,) = largest([other])
+    if found < 0:
+        return
+    name = list(first)[int(found)]
+    mine = (
+        "" if told[name] == first[name] else f": {told[name]!r:.60} in process {rank() + 1}, {first[name]!r:.60} in 1"
+    )
+    raise ParallelError(f"the processes of this run differ in {name}{mine}; start all with the same options and files")
 
 
 def share(first: int, last: int) -> tuple[int, int]:

@@ -135,11 +135,12 @@ def advance(run: Run) -> None:
     course, place = run.state["course"], run.place
     weights = run.batches.tokens.mixture.weights_at(place.whole, place.tokens)
     if not course or course[-1]["weights"] != weights:
-        course = [*course, {"step": run.state["step"], "sequence": run.seen, "weights": weights}]
+        course = [*course, {"step": run.state["step"], "tokens": run.state["tokens"], "weights": weights}]
         run.state["course"] = course
         shares = ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())
         say(f"from step {run.state['step']:,} on the sequences are of {shares}")
-    wanted = tuple((each.get("sequence", each["step"] * run.sequences), each["weights"]) for each in course)
+    each_step = run.horizon.each  # tokens; a run that goes on may take longer sequences
+    wanted = tuple((each["tokens"] * run.sequences // each_step, each["weights"]) for each in course)
     if run.batches.course != wanted:
         run.batches.course = wanted
         assert run.ahead is not None

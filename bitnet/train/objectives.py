@@ -187,6 +187,11 @@ def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:
     return tokens if isinstance(tokens, dataset.Tokens | mixture.Sources) else None
 
 
+def digest(held_out: HeldOut) -> str:
+    """Of what is held out; "" where that follows from what is learnt from."""
+    return str(getattr(held_out, "digest", ""))
+
+
 def tokens_each(tokens: HeldOut, context: int) -> int:
     """What a step counts for one of its sequences, or pairs."""
     return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions | Preferences) else context
@@ -198,7 +203,8 @@ def view_of(
     """What is to be seen of text besides the text: nothing, hidden tokens, prefixes, or documents."""
     if settings.objective == "mlm":
         mask = tokenizer.mask_token(words)
-        return masked.Masking(mask, mask if mask == words.get_vocab_size() - 1 else words.get_vocab_size(), seed)
+        size = tokenizer.vocabulary_size(words)
+        return masked.Masking(mask, mask if mask == size - 1 else size, seed)
     if settings.documents:
         return masked.Apart(tokens.first)
     return masked.Prefixing(seed) if config.mask == "prefix" else None

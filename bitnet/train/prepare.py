@@ -42,6 +42,10 @@ from bitnet.train.texts import check_text, read_data
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
 """Scale and bias of similarities before the first step: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
+OF_MACHINES = {
+    "out", "device", "threads", "data", "mixture", "chat", "preference", "tokenizer", "source", "teacher", "vision",
+}  # fmt: skip
+"""Options that may differ between the processes of a run: places of files, and what a machine has."""
 MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
 
 
@@ -75,7 +79,8 @@ def prepare(
     if settings.self_written and start and newest is None:
         batches = own_text.added(settings, config, words, start, batches)
     if newest:
-        check_text(newest.folder, before, batches.tokens.digest)
+        check_text(newest.folder, before, batches.tokens.digest, objectives.digest(held_out))
+    parallel.check_same(_told(settings, config, newest, batches, held_out))
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)
@@ -90,7 +95,7 @@ def prepare(
         say("the layers will be compiled in the first steps, which takes about a minute")
     optimizer = optimizers.build(model, settings)
     phased = tower.sees_in_floats if tower else not settings.vision
-    state = _beginning(settings, model, batches) | {"phased": phased}
+    state = _beginning(settings, model, batches) | {"phased": phased, "held_out": objectives.digest(held_out)}
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
@@ -125,6 +130,16 @@ def prepare(
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {folder}`")
         run.distillation = distill.Distillation(teacher, settings, model, words)
     return run
+
+
+def _told(
+    settings: Settings, config: ModelConfig, newest: Checkpoint | None, batches: objectives.Batches,
+    held_out: objectives.HeldOut,
+) -> dict[str, Any]:  # fmt: skip
+    """What has to be the same in all processes of a run, by what an error calls it."""
+    options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
+    read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
+    return options | {"the model": config.to_json(), "the step": newest.state["step"] if newest else 0} | read
 
 
 def _on_this_machine(settings: Settings) -> Settings:
@@ -219,7 +234,7 @@ def with_room(
     settings: Settings, config: ModelConfig, words: Tokenizer, start: source_model.Start | None
 ) -> ModelConfig:
     """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: it has too many."""
-    size = words.get_vocab_size()
+    size = tokenizer.vocabulary_size(words)
     if not start and not Path(settings.tokenizer).is_file():
         return config.replace(vocab_size=size)
     if start or settings.chat:  # a template may have brought tokens
@@ -233,7 +248,8 @@ def with_room(
         return config.replace(vocab_size=most)
     if size > config.vocab_size:
         raise TrainingError(
-            f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
+            f"{settings.tokenizer} needs {size:,} tokens, the model has {config.vocab_size:,}; "
+            f"add --set vocab_size={size}"
         )
     return config
 

@@ -52,12 +52,27 @@ def fit(
         raise ValueError("tasks are asked by `bitnet train` and `bitnet finetune`, not by fit; leave them out")
     if not isinstance(model or {}, Mapping):
         raise ValueError(f"model is {model!r}, expected a dictionary of options, such as {{'dim': 256}}")
+    for name, path in (("config", config), ("branch", branch)):
+        if not isinstance(path, str | os.PathLike | None):
+            raise ValueError(f"{name} is {path!r:.60}, expected a path")
     given = {name: _plain(name, value) for name, value in options.items()}
-    sizes = [f"{name}={json.dumps(_of_numpy(value))}" for name, value in (model or {}).items() if value is not None]
+    sizes = [f"{name}={_as_word(name, value)}" for name, value in (model or {}).items() if value is not None]
     words = Given(options=given, config=os.fspath(config) if config else None, model=sizes)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with _ONE, torch.random.fork_rng(devices):  # a run seeds the generators of the process
-        return start.train(words, read, resume, os.fspath(branch or ""))
+        threads = torch.get_num_threads()
+        try:
+            return start.train(words, read, resume, os.fspath(branch or ""))
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _as_word(name: str, value: Any) -> str:
+    """An option of the model as `--set` takes it."""
+    try:
+        return json.dumps(_of_numpy(value))
+    except TypeError:
+        raise ValueError(f"model has {name} = {value!r:.60}, expected a number, a string, or a list of them") from None
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -93,6 +108,10 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     Raises ValueError: model and tokenizer do not belong together, a weight is NaN or infinite, or the folder holds
     something that `save` has not written.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    for name, found, wanted in (("model", model, Transformer), ("tokenizer", tokenizer, Tokenizer)):
+        if not isinstance(found, wanted):
+            raise ValueError(f"{name} is of {type(found)}, expected {wanted.__module__}.{wanted.__name__}")
     final = Path(os.path.realpath(folder))
     saving.put_back(final)
     if final.exists() and not final.is_dir():
@@ -102,7 +121,6 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     if final == Path.cwd():
         raise ValueError(f"{folder} is the folder you are in, which `save` would replace; name one in it")
     source = Checkpoint.open(like) if like is not None else None
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_vocabulary(tokenizer, model.config, str(folder))
     weights = {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in model.state_dict().items()}
     _check_weights(weights, model.config)

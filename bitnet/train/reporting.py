@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from bitnet.settings import Settings
 from bitnet.train.errors import TrainingError
+from bitnet.train.progress import say
 
 PROJECT = "bitnet"
 """What Weights & Biases and Trackio keep runs under."""
@@ -67,7 +69,7 @@ class _Tracker:
     """Weights & Biases, or Trackio, which has the same functions. A run that goes on is another one of its group."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self._library = _library(settings.report_to)
+        self._library, self._failed = _library(settings.report_to), False
         name = folder.resolve().name
         where = {"dir": str(folder)} if settings.report_to == "wandb" else {}
         try:
@@ -80,8 +82,19 @@ class _Tracker:
             ) from error
 
     def add(self, numbers: dict[str, float], step: int) -> None:
-        self._library.log({name: value for name, value in numbers.items() if name != "step"}, step=step)
+        with self._surviving():
+            self._library.log({name: value for name, value in numbers.items() if name != "step"}, step=step)
 
     def close(self) -> None:
-        with contextlib.redirect_stdout(sys.stderr):
+        with self._surviving(), contextlib.redirect_stdout(sys.stderr):
             self._library.finish()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """What fails there, a network or a full disk, is no reason to lose a run."""
+        try:
+            yield
+        except Exception as error:
+            if not self._failed:
+                say(f"{self._library.__name__} failed: {error}; the run goes on, and log.jsonl has all numbers")
+            self._failed = True

@@ -176,6 +176,7 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
     file = _read(given.config) if given.config else {}
     flags = {name: value for name, value in given.options.items() if value is not None}
+    Settings.check_names(flags)
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = _over(_over({}, in_file), flags)
     for name in SOURCES:
@@ -272,10 +273,14 @@ def _flat(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    if path.endswith(".json"):
-        return thinker.parse(Path(path).read_text(encoding="utf-8"), path)
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
+    if path.endswith(".json"):
+        return thinker.parse(text, path)
+    try:
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     for name in values:

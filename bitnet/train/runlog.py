@@ -86,14 +86,12 @@ def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
     """Loss of training and validation over the tokens seen, and the learning rate, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, whose state is the caller's
 
     steps = [r for r in records if "loss" in r]
     checks = [r for r in records if "validation" in r]
-    figure, loss_axis = plt.subplots(figsize=(8, 4.5), dpi=120)
+    figure = Figure(figsize=(8, 4.5), dpi=120)
+    loss_axis = figure.subplots()
     loss_axis.plot([r["tokens"] for r in steps], [r["loss"] for r in steps], lw=0.6, color="#9db4c8", label="training")
     held_out = [next(r["validation"][name] for name in LOSSES if name in r["validation"]) for r in checks]
     loss_axis.plot([r["tokens"] for r in checks], held_out, marker="o", ms=3, color="#12446b", label="validation")
@@ -106,4 +104,3 @@ def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
     rate_axis.set_ylabel("learning rate", color="#b0703c")
     figure.tight_layout()
     figure.savefig(file)
-    plt.close(figure)

@@ -87,6 +87,10 @@ def _talks(asked: Asked) -> Learnt:
     template, generation = conversations.with_template(words, asked.template, asked.generation)
     encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"
     dialogues, others = (conversations.Dialogues(side, encoder, words, prefix, context) for side in talks)
+    if not others.windows(context):
+        raise corpus.DataError(
+            f"no held-out conversation has an answer within {context:,} tokens; raise --context, or --validation"
+        )
     _note_long(dialogues, context, say)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
     return words, template, generation, batches, others
@@ -127,9 +131,9 @@ def _texts(asked: Asked) -> Learnt:
     return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
 
 
-def check_text(newest: Path, before: Mapping[str, Any], digest: str) -> None:
-    """Raises DataError: a run that goes on has learnt from something else."""
-    if before and before["data"] != digest:
+def check_text(newest: Path, before: Mapping[str, Any], digest: str, held_out: str | None = None) -> None:
+    """Raises DataError: a run that goes on has learnt from something else, or was measured on it."""
+    if before and (before["data"] != digest or held_out not in (None, before.get("held_out", held_out))):
         raise corpus.DataError(
             f"{newest} was trained on other text, or with another --validation; start another run with --out"
         )
@@ -258,6 +262,8 @@ def _shown(data: Sequence[str]) -> str:
 
 
 def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:
+    if isinstance(texts, pairs.Joined) and texts.names:
+        say('the pairs are of "{}" and "{}"'.format(*texts.names))
     if isinstance(texts, corpus.Documents) and texts.left_out:
         say(texts.left_out)
 

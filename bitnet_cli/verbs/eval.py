@@ -123,7 +123,7 @@ def _opened(source: Path) -> Checkpoint:
 
     checkpoint = Checkpoint.open(source)
     if checkpoint.folder != source:
-        say(str(checkpoint.folder))  # of a run folder the newest, or the best
+        say(str(checkpoint.folder))  # of a run folder the newest
     return checkpoint
 
 
