@@ -73,7 +73,7 @@ def test_a_damaged_or_foreign_tokenizer_is_noticed(
     save_file(tensors, copy / "model.safetensors")
     (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
     assert run("eval", str(copy)) == 1
-    assert "the model 200; they do not belong together" in capsys.readouterr().err
+    assert "the model has 200; they do not belong together" in capsys.readouterr().err
 
 
 # ---- resume ----

@@ -17,6 +17,7 @@ from bitnet_runtime.terminal import escape
 
 LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
 """What an evaluation calls its loss, by what the run learns."""
+KEPT = ("loss", "lr", "validation", "tasks", "start")
 
 
 class Log:
@@ -27,17 +28,18 @@ class Log:
 
     def __init__(self, file: Path, step: int, board: Board | None = None) -> None:
         self._board = board
-        self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
+        records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
+        self.records = [_brief(r) for r in records]
         partial = file.with_suffix(".partial")
         try:
-            partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
+            partial.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
             partial.rename(file)
         finally:
             partial.unlink(missing_ok=True)
         self._out = file.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
+        self.records.append(_brief(record))
         self._out.write(json.dumps(record) + "\n")
         if self._board:
             self._board.add(dict(scalars(record)), record["step"])
@@ -46,6 +48,11 @@ class Log:
         self._out.close()
         if self._board:
             self._board.close()
+
+
+def _brief(record: dict[str, Any]) -> dict[str, Any]:
+    """What is kept in memory of a record, for the plot: a long run has millions."""
+    return {name: record[name] for name in ("step", "tokens", *KEPT) if name in record}
 
 
 class Silent(Log):

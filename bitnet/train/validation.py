@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from bitnet.model import parallel
 from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import Run
@@ -56,7 +57,8 @@ def forget_lost(run: Run) -> None:
     """The best so far, where it is no checkpoint of this run: a run that branched off has none yet."""
     for name, none in (("best", BEST), ("best_tasks", BEST_TASKS)):
         step = run.state[name]["step"]
-        if step and not (run.folder / saving.name_of(step)).is_dir():
+        there = run.folder / saving.name_of(step)
+        if step and not parallel.from_first(there.is_dir):  # others may not see it yet, where the folder is shared
             run.state[name] = dict(none)
 
 
