@@ -76,7 +76,7 @@ def _check_ranges(config: Any) -> None:
         "sliding_window": (0, 1 << 24),
         "global_every": (0, 1024),
         "n_experts": (0, 65_534),
-        "experts_per_token": (0, max(config.n_experts, 0)),
+        "experts_per_token": (0, config.n_experts if config.n_experts > 0 else 65_534),
         "rope_dim": (0, config.head_dim),
         "out_dim": (0, 65_536),
         "first_position": (0, 1 if config.position == "rope" else 0),

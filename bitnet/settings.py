@@ -202,8 +202,11 @@ class Settings:
             if types[name] is float and type(value) is int:
                 continue
             if type(value) is not types[name]:
-                inside = f', such as ["{value}"]' if types[name] is list else ""
-                raise ValueError(f"{name} is {value!r}, expected {types[name].__name__}{inside}")
+                found, several = " ".join(f"{value!r:.60}".split()), types[name] is list
+                inside = f', such as ["{value}"]' if several and isinstance(value, str) else ""
+                if several and not inside:
+                    inside = " of names: files, folders, globs or hf:NAME; put texts that you have into a .jsonl file"
+                raise ValueError(f"{name} is {found}, expected {types[name].__name__}{inside}")
             if strange := [each for each in value if not isinstance(each, str)] if types[name] is list else []:
                 raise ValueError(f"{name} has {strange[0]!r:.60}, expected strings")
 

@@ -133,6 +133,9 @@ class Conversation:
                 text += "\n" + self._lines.read("… ")
         except EOFError:
             return text.strip("\n")
+        except KeyboardInterrupt:
+            self._lines.unfinished = True
+            raise
         return text[:-3].strip("\n")
 
     def _obey(self, command: str) -> None:

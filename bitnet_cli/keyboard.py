@@ -15,6 +15,8 @@ class Lines:
         """By a person at a terminal."""
         self.pastes = False
         """A paste comes as one line with line breaks in it."""
+        self.unfinished = False
+        """The lines before belong to the message that Ctrl-C ended."""
         self._prompts = not quiet
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):
@@ -46,5 +48,7 @@ class Lines:
         return line.removesuffix("\n")
 
     def discarded(self) -> bool:
-        """After Ctrl-C: whether there was something on the line."""
-        return bool(self._readline and self._readline.get_line_buffer())
+        """After Ctrl-C: whether there was something on the line, or before it."""
+        there = self.unfinished or bool(self._readline and self._readline.get_line_buffer())
+        self.unfinished = False
+        return there

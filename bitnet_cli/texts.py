@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from pathlib import Path
+
+MOST = 256 << 20
+"""Bytes of a text. A device that never ends would take all memory."""
 
 
 def read_text(file: Path | None) -> str | None:
     """What a file holds, or standard input where None is given; None when that is a terminal.
 
-    Raises ValueError where it is not UTF-8, OSError.
+    Raises ValueError where it is not UTF-8 or has no end, OSError.
     """
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         return None
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="strict")  # in the C locale it is not
+    with contextlib.nullcontext(sys.stdin.buffer) if file is None else file.open("rb") as stream:
+        found = stream.read(MOST + 1)
+    where = file or "standard input"
+    if len(found) > MOST:
+        raise ValueError(f"{where} has more than {MOST >> 20} MiB, expected a text")
     try:
-        return sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(found), encoding="utf-8").read()  # which knows all ends of lines
     except UnicodeDecodeError as error:
-        found = f"byte {error.start} is {error.object[error.start]:#04x}"
-        raise ValueError(f"{file or 'standard input'}: {found}, expected UTF-8 text") from None
+        wrong = f"byte {error.start} is {error.object[error.start]:#04x}"
+        raise ValueError(f"{where}: {wrong}, expected UTF-8 text") from None
 
 
 def lines_of(text: str) -> list[str]:

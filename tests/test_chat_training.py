@@ -242,7 +242,7 @@ def test_long_conversations_lose_their_end() -> None:
         (b'{"messages": []}', "a list that is not empty"),
         (b'{"messages": [3]}', "a message is 3, expected"),
         (b'{"messages": [{"role": "user"}]}', "a message is"),
-        (b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}', "a message is"),
         (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}', "a message is"),
         (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}], "tools": [3]}',
          "tools is 3, expected a function"),
@@ -256,6 +256,14 @@ def test_bad_lines_are_named(line: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(dataset.DataError, match="line 3") as error:
         list(conversations.read([file]))
     assert message in str(error.value)
+
+
+def test_a_content_in_parts_is_that_of_its_texts(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk}))
+    (found,) = conversations.read([tmp_path / "talks.jsonl"])
+    assert [message["content"] for message in found.messages] == ["a\nb", "c"]
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

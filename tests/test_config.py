@@ -94,6 +94,10 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ({"rope_scaling": "llama3", "rope_original_context": 9, "rope_low_freq_factor": 4.0}, "expected less than"),
         ({"ternary": 5}, "ternary is 5, expected a list"),
         ({"name": 5}, "name is 5, expected a text"),
+        (
+            {"experts_per_token": 2},
+            "n_experts is 0 and experts_per_token 2, expected both 0 or both above 0; set n_exp",
+        ),
         ({"n_experts": 4}, "n_experts is 4 and experts_per_token 0, expected both 0 or both above 0; set experts_per"),
         ({"ternary": ["query"]}, "ternary names 'query'"),
         ({"name": "x" * 64}, "longer than 63 bytes"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bitnet.data import dataset
+from bitnet.evaluate import acceptance
 from bitnet.train.checkpoint import Checkpoint
 from training import TINY, bits, killed_before, losses
 from training import bitnet as run
@@ -119,6 +122,26 @@ def test_a_draft_learns_from_the_text_of_the_run(
     assert run("finetune", plain, "--draft-only", *other, *few) == 0
     made = Checkpoint.open(tmp_path / "other").state
     assert made["settings"]["data"] == [str(tmp_path / "other.txt")] and made["data"] != source["data"]
+
+
+def test_an_evaluation_takes_what_it_may(joint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model keeps no keys in training, so a token that it writes takes all that stand before it."""
+    model, context, computed = Checkpoint.open(joint).model, 32, list[int]()
+    hidden = type(model).hidden
+
+    def counted(self: Any, tokens: Any, *more: Any) -> Any:
+        computed.append(tokens.numel())
+        return hidden(self, tokens, *more)
+
+    monkeypatch.setattr(type(model), "hidden", counted)
+    text = dataset.Tokens.map(next(joint.glob("train-*.bin")), "uint16", 1, "")
+    costs, chains = [], []
+    for limit in (1, 8192, 0):
+        computed.clear()
+        chains.append(acceptance.evaluate(model, text, context, limit).chains)
+        costs.append(sum(computed))
+    assert chains[0] < chains[1] < chains[2] and costs[1] < 3 * 8192
+    assert [round(costs[i] / costs[0]) for i in (1, 2)] == [4, 16]
 
 
 def test_the_text_of_a_source_may_be_gone(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,29 @@ from seeded_checkpoints import SMALL, make_checkpoint
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_run_that_goes_on_may_remove_the_checkpoint(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it does with those that are not among its newest: the next one is taken, up to three times."""
+    made, left = make_checkpoint(tmp_path / "run"), [times]
+    inner = pack.pack_checkpoint
+
+    def removed(source: Checkpoint, *args: Any, **options: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            source.folder.rename(source.folder.with_name(f"step-{9 - left[0]:06}"))  # a newer one takes its place
+        inner(source, *args, **options)
+
+    monkeypatch.setattr(pack, "pack_checkpoint", removed)
+    code = main(["export", str(made.parent), str(tmp_path / "m.bitnet"), "--tokens", "64"])
+    said = capsys.readouterr().err
+    assert (code, "step-000008 is gone: its run goes on, and keeps the newest; try again" in said) == (
+        (0, False) if times == 2 else (1, True)
+    )
+    assert (tmp_path / "m.bitnet").exists() is (times == 2)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("run"), steps=60)

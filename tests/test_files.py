@@ -248,7 +248,7 @@ def test_a_table_that_is_named(tmp_path: Path) -> None:
 def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
     lines = tmp_path / "a.jsonl"
     lines.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b')
-    with pytest.raises(corpus.DataError, match="line 2: not JSON: Unterminated string starting at at character 10"):
+    with pytest.raises(corpus.DataError, match="line 2: not JSON: Unterminated string starting at character 10"):
         list(corpus.Documents([str(lines)]))
     config = tmp_path / "c.toml"
     config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')

@@ -143,7 +143,7 @@ def test_how_often_a_source_is_seen() -> None:
         ("animals = 3", "animals = 1e308", "the weight of animals in stage 1 is 1e.308, expected a number from 0 to"),
         ("animals = 3", "animals = -1", "the weight of animals in stage 1 is -1"),
         ("animals = 3", "animal = 3", "weights of stage 1 have 'animal', expected names of sources: animals, numbers"),
-        ("animals = 3", "animals = 0", "source animals has a millionth of no stage"),
+        ("animals = 3", "animals = 0", "source animals has no weight, or less than a millionth"),
         ("{ numbers = 1 }", "{ numbers = 0.0 }", "the weights of stage 2 are all 0"),
         (NUMBERS, NUMBERS + "\nuntil = 1", "stage 2 has until, and is the last"),
         ('"animals"]', '"beasts"]', "source animals: no file, folder or glob matches '.*/beasts'"),

@@ -56,7 +56,7 @@ def test_use_after_close(path: Path) -> None:
     ):
         with pytest.raises(ClosedError, match="closed"):
             use()
-    for use in (lambda: model.generate([1]), model.session, lambda: model.score([1, 2])):
+    for use in (lambda: model.generate([1]), model.session, lambda: model.score([1, 2]), lambda: session.tokens):
         with pytest.raises(ClosedError, match="closed; load it again"):
             use()
     session.close()

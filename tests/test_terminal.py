@@ -75,6 +75,19 @@ def test_chat_and_its_errors(evil: Path) -> None:
     assert not set(seen) & set("\x9b\x0b\x0c\x7f\u202e") and "\x1b[31m" not in seen
 
 
+def test_ctrl_c_in_a_message_of_several_lines_ends_that_alone(evil: Path) -> None:
+    with Terminal("chat", evil) as terminal:
+        terminal.prompt()
+        terminal.type('"""first\n')
+        terminal.prompt("… ")
+        terminal.type("\x03")
+        seen = terminal.prompt()
+        terminal.type("\x03")
+        seen_then = terminal.prompt()
+        terminal.type("\x04")
+    assert "leaves" not in seen and "Ctrl-C again, Ctrl-D or /exit leaves" in seen_then
+
+
 @pytest.mark.parametrize("verb", ["generate", "chat", "bench", "inspect", "eval"])
 def test_names_in_errors(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, str(tmp_path / "a\x1b[31m\x9b\u202e"), *(["-p", "x"] if verb == "generate" else [])]) == 1

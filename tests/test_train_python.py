@@ -66,6 +66,10 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"resume": True}, "nothing to resume"),
         ({"branch": "none", "resume": True}, "give one of them"),
         ({"data": [1]}, "data has 1, expected strings"),
+        (
+            {"data": {"text": ["a"]}},
+            "data is {'text': .'a'.}, expected list of names: files, folders, globs or hf:NAME",
+        ),
         ({"chat": [{"messages": []}]}, "chat has {'messages': ..}, expected strings"),
         ({"config": {}}, "config is {}, expected a path"),
         ({"branch": 5}, "branch is 5, expected a path"),

@@ -92,6 +92,8 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
+    if not parts:
+        messages = [_joined(message) for message in messages]
     for message in messages:
         kinds = (str, list) if parts and isinstance(message, dict) and message.get("role") != "assistant" else (str,)
         said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
@@ -106,6 +108,17 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         return Conversation(messages, where, Tools.of(record.get("tools")))
     except InvalidParameterError as error:
         raise DataError(f"{where}: {error}") from None
+
+
+def _joined(message: Any) -> Any:
+    """A content in parts, if all are texts, as chat and server join them where a template knows none."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not content:
+        return message
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "\n".join(map(str, texts))}
 
 
 def said_in(conversations: Iterable[Conversation]) -> Iterator[str]:

@@ -165,7 +165,7 @@ def _parsed(line: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at character {error.pos + 1}") from None
+        raise DataError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:  # of a long integer
         raise DataError(f"{where}: not JSON: {error}") from None
 

@@ -102,7 +102,9 @@ class Mixture:
             raise DataError("expected at least one table [sources.NAME], and one [[stages]]")
         for name in self.sources:
             if not any(stage.weights[name] for stage in self.stages):
-                raise DataError(f"source {name} has a millionth of no stage; give it a weight, or leave it out")
+                raise DataError(
+                    f"source {name} has no weight, or less than a millionth, in any stage; give it one, or leave it out"
+                )
         tokens = [stage.until for stage in self.stages if LEAST_TOKENS <= stage.until < math.inf]
         shares = [stage.until for stage in self.stages if stage.until not in tokens]
         if (

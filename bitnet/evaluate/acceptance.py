@@ -11,7 +11,8 @@ from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.draft import accepted
 from bitnet.model.transformer import Transformer
 
-ROWS, WRITTEN = 16, 32  # texts that are continued, and tokens that each is continued by
+PROMPT, WRITTEN = 64, 32  # tokens of a text that is continued, and tokens that it is continued by
+LEAST, MOST = 4, 64  # texts
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,17 @@ def evaluate(
     model: Transformer,
     text: dataset.Tokens | masked.ViewedTokens | conversations.Dialogues,
     context: int,
-    rows: int = ROWS,
+    limit: int = 0,
 ) -> Accepted:
-    """In fp32, as the engine computes. rows: texts, evenly spaced.
+    """In fp32, as the engine computes, behind texts that are evenly spaced. limit: tokens that the model computes,
+    which keeps none from token to token; 0: as for the most texts.
 
     A greedy chain stands for itself as long as its guesses are right. So behind every token of a text that the model
     wrote, whether they are is what an engine would find that drafts from there.
     """
+    prompt = max(1, min(PROMPT, context // 2))
+    rows = max(LEAST, min(MOST, limit // (prompt * WRITTEN))) if limit else MOST
     chosen = chosen_windows(text.windows(context), rows)
-    prompt = max(1, context // 2)
     with torch.no_grad(), model.evaluating():
         tokens = text.window(chosen, context)[0][:, :prompt].to(model.device)
         for _ in range(min(WRITTEN, model.config.max_context - prompt)):

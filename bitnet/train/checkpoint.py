@@ -240,9 +240,17 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing") from None
+        raise _missing(file) from None
     except SafetensorError as error:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from None
+
+
+def _missing(file: Path) -> CheckpointError:
+    if re.fullmatch(r"step-\d+", file.parent.name) and file.parent.parent.is_dir() and not file.parent.exists():
+        return CheckpointError(
+            f"{file.parent} is gone: its run goes on, and keeps the newest; try again, or have it keep more: --keep"
+        )
+    return CheckpointError(f"{file} is missing")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -250,7 +258,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing") from None
+        raise _missing(file) from None
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not isinstance(value, dict):

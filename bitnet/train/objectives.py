@@ -237,7 +237,7 @@ def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare
 def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
     """On held-out text; limit: tokens, 0 for all."""
     if settings.draft_only:
-        return drafts(model, text, context, brief=limit == settings.eval_tokens)
+        return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
     if isinstance(text, Preferences):
@@ -252,8 +252,8 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
     return loss.evaluate(model, text, context, settings.batch, limit)
 
 
-def drafts(model: Transformer, text: HeldOut, context: int, brief: bool) -> acceptance.Accepted:
-    """How many guesses of the draft are right, behind held-out text; brief: behind a quarter as many."""
+def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:
+    """How many guesses of the draft are right, behind held-out text. limit: as of `acceptance.evaluate`."""
     text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
     assert isinstance(text, dataset.Tokens | masked.ViewedTokens | conversations.Dialogues)
-    return acceptance.evaluate(model, text, context, acceptance.ROWS if brief else 4 * acceptance.ROWS)
+    return acceptance.evaluate(model, text, context, limit)

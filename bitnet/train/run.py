@@ -180,7 +180,7 @@ class Run:
         with compiler.eagerly():
             result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
             drafts = self.model.draft and not self.settings.draft_only
-            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, brief=not last)
+            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
             record |= {"guesses": dataclasses.asdict(guessed)}

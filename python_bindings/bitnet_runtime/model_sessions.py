@@ -61,6 +61,7 @@ class ModelSessions(Closing, ModelFacts):
         self._handle = None  # no new sessions from here on
         for session in all_sessions():
             if session._model is self:
+                session._closed = f"the model {self.path.name} is closed; load it again"
                 session.close()
         for name in ("_tokenizer", "_template", "_grammars"):  # their processes end with the last who uses them
             vars(self).pop(name, None)

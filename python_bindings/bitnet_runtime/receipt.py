@@ -72,7 +72,6 @@ class Receipt:
 
     def _check(self) -> None:
         """Types; what the values mean is for the model to say."""
-        chosen = len(self.tokens) + (self.end is not None) if isinstance(self.tokens, list) else -1
         right = {
             "model": isinstance(self.model, str),
             "adapter": isinstance(self.adapter, str | None),
@@ -85,11 +84,12 @@ class Receipt:
             "seed": type(self.seed) is int,
             "sampling": isinstance(self.sampling, dict) and not {"seed", "draft"} & self.sampling.keys(),
             "digests": isinstance(self.digests, list)
-            and len(self.digests) == chosen
             and all(each is None or isinstance(each, str) for each in self.digests),
         }
         if wrong := [name for name in right if not right[name]]:
             raise ReceiptError(f"{wrong[0]} of the receipt is {shown(getattr(self, wrong[0]))}, which cannot be")
+        if len(self.digests) != (chosen := len(self.tokens) + (self.end is not None)):
+            raise ReceiptError(f"the receipt has {len(self.digests)} digests, expected {chosen}: one of each token")
 
     def options(self) -> Sampling:
         """Of the sampling and the seed. Raises InvalidParameterError."""

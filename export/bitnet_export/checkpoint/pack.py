@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
 
 
+TRIES = 3
+"""Of a run that goes on: it may remove the checkpoint meanwhile, as a newer one is there."""
+
+
 def export_checkpoint(
     checkpoint: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -43,19 +47,25 @@ def export_checkpoint(
     sparse: `up` and `down` by lines, so that the engine reads only those that matter; where that pays when None.
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
-    from bitnet.train.checkpoint import Checkpoint
+    from bitnet.train.checkpoint import Checkpoint, CheckpointError
 
     spare(Path(checkpoint), Path(out))
-    source = Checkpoint.open(checkpoint)
     reports: list[Report] = []
-    pack_checkpoint(
-        source,
-        out,
-        encoding=encoding,
-        head=head,
-        sparse=sparse,
-        check=lambda file: reports.append(compare(source, file, tokens=tokens)),
-    )
+    for left in reversed(range(TRIES)):
+        source = Checkpoint.open(checkpoint)
+        try:
+            pack_checkpoint(
+                source,
+                out,
+                encoding=encoding,
+                head=head,
+                sparse=sparse,
+                check=lambda file, source=source: reports.append(compare(source, file, tokens=tokens)),
+            )
+            break
+        except CheckpointError:
+            if not left or source.folder.exists():
+                raise
     return reports[0]
 
 
