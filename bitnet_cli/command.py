@@ -28,7 +28,7 @@ EXTRAS = {
 """Of a package that is in another than the verb's."""
 KIN = {"train": "finetune", "finetune": "train"}
 """Verbs that have most of their options in common."""
-TEXTS = {"-p", "--prompt", "--text", "--system"}
+TEXTS = {"-p", "--prompt", "--text", "--system", "--attention"}
 """Options of which nothing is a value, too."""
 
 

@@ -109,7 +109,7 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for args, code, message in (
         ([], 2, "arguments are required: MODEL"),
         ([model, model], 2, "two models have the same name, small-0-256;"),
-        ([model, "--api-key", ""], 2, "an API key is empty"),
+        ([model, "--api-key", ""], 2, "--api-key is empty"),
         ([tmp_path / "no.bitnet"], 1, "No such file"),
         (
             [model, "--host", "203.0.113.7"],
