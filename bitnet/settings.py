@@ -201,14 +201,22 @@ class Settings:
                 raise ValueError(f"unknown training option {name!r}" + did_you_mean(name, list(types)))
             if types[name] is float and type(value) is int:
                 continue
-            if type(value) is not types[name]:
-                found, several = " ".join(f"{value!r:.60}".split()), types[name] is list
-                inside = f', such as ["{value}"]' if several and isinstance(value, str) else ""
-                if several and not inside:
-                    inside = " of names: files, folders, globs or hf:NAME; put texts that you have into a .jsonl file"
-                raise ValueError(f"{name} is {found}, expected {types[name].__name__}{inside}")
-            if strange := [each for each in value if not isinstance(each, str)] if types[name] is list else []:
-                raise ValueError(f"{name} has {strange[0]!r:.60}, expected strings")
+            if types[name] is list:
+                _check_list(name, value)
+            elif type(value) is not types[name]:
+                raise ValueError(f"{name} is {value!r:.60}, expected {types[name].__name__}")
+
+
+def _check_list(name: str, value: object) -> None:
+    """Raises ValueError: it is no list of strings."""
+    if isinstance(value, str):
+        raise ValueError(f'{name} is {value!r}, expected list, such as ["{value}"]')
+    if type(value) is not list:
+        found = " ".join(f"{value!r:.60}".split())  # a dataset takes several lines
+        more = " of files, folders, globs or hf:NAME; put texts that you have into a .jsonl file"
+        raise ValueError(f"{name} is {found}, expected list" + more * (name in SOURCES))
+    if strange := [each for each in value if not isinstance(each, str)]:
+        raise ValueError(f"{name} has {strange[0]!r:.60}, expected strings")
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {

@@ -68,7 +68,7 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"data": [1]}, "data has 1, expected strings"),
         (
             {"data": {"text": ["a"]}},
-            "data is {'text': .'a'.}, expected list of names: files, folders, globs or hf:NAME",
+            "data is {'text': .'a'.}, expected list of files, folders, globs or hf:NAME",
         ),
         ({"chat": [{"messages": []}]}, "chat has {'messages': ..}, expected strings"),
         ({"config": {}}, "config is {}, expected a path"),
