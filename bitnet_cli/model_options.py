@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_cli.arguments import at_least
 from bitnet_cli.notes import fitting
+from bitnet_cli.texts import read_text
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.formats import KINDS
@@ -69,12 +70,13 @@ def add_images(parser: argparse.ArgumentParser, help: str) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """One flag for each row of the table; only flags that are given override the model's defaults."""
     group = parser.add_argument_group("sampling", "defaults of the model file come before those named here")
+    formats = group.add_mutually_exclusive_group()
     for name, field in FIELDS.items():
         row = field.metadata
         flags = row["flags"] or ("--" + name.replace("_", "-"),)
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(name)}
         if name == "stop":
-            options |= {"action": "append", "metavar": "TEXT", "type": _stop}
+            options |= {"action": "append", "metavar": "TEXT"}
         elif name == "logit_bias":
             options |= {"action": "append", "metavar": "ID=X", "type": _bias}
         elif name in KINDS:
@@ -84,7 +86,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
                 "metavar": "N" if is_whole(name) else "X",
                 "type": _option(name),
             }
-        group.add_argument(*flags, **options)
+        (formats if name in KINDS else group).add_argument(*flags, **options)
 
 
 def _option(name: str) -> Callable[[str], Any]:
@@ -104,12 +106,6 @@ def _option(name: str) -> Callable[[str], Any]:
     return parse
 
 
-def _stop(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("'', expected at least one character")
-    return text
-
-
 def _bias(text: str) -> tuple[int, float]:
     token, _, value = text.partition("=")
     try:
@@ -124,7 +120,7 @@ def _format(name: str) -> Callable[[str], Any]:
 
     def parse(given: str) -> Any:
         try:
-            return getattr(resolve({name: given if name == "regex" else Path(given).read_text("utf-8")}), name)
+            return getattr(resolve({name: given if name == "regex" else read_text(Path(given))}), name)
         except OSError as error:
             raise argparse.ArgumentTypeError(f"{given}: {error.strerror}; expected the name of a file") from None
         except ValueError as error:

@@ -115,6 +115,12 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-m", "{}/chat", "-p", "x"), 1, "two models"),
         (("generate", "{}/script", "-p", "x", "--stop", ""), 2, "--stop is empty, expected a value"),
         (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
+        (("generate", "{}/script", "-p", "x", "--grammar", "/dev/zero"), 2, "/dev/zero has more than 256 MiB"),
+        (
+            ("generate", "{}/script", "--regex", "a", "--grammar", "b"),
+            2,
+            "--grammar: not allowed with argument --regex",
+        ),
         (("generate", "{}/script", "-f", "/dev/zero"), 1, "/dev/zero has more than 256 MiB, expected a text"),
         (("generate", "{}/script", "-f", "{}/script"), 1, "script: byte 0 is 0x89, expected UTF-8 text"),
         (("generate", "{}/script", "-p", ""), 1, "prompt is empty"),
