@@ -20,6 +20,7 @@ from bitnet_runtime import Model
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.steps import Entry, step_batch
+from bitnet_serve import completions
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served
@@ -214,6 +215,19 @@ def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) ->
         last = scores["token_logprobs"][-1]
         assert last == max(scores["top_logprobs"][-1].values())  # greedy
         assert scores["text_offset"] == sorted(scores["text_offset"])
+
+
+def test_scores_of_prompts_have_an_end(serving: Serving) -> None:
+    """Each takes 300 bytes on its way out, and no --max-cache counts them."""
+    asked = {"prompt": [1] * 200, "n": 128, "max_tokens": 1, "logprobs": 20, "echo": True}
+    status, _ = post(serving, "/v1/completions", asked | {"n": 2})
+    assert status == 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completions, "MOST_SCORED", 100_000)
+        status, answer = post(serving, "/v1/completions", asked)
+    assert status == 400 and answer["error"]["message"].startswith(
+        "echo and logprobs ask for 537,600 log-probabilities of prompts, expected at most 100,000; "
+    )
 
 
 def test_an_end_token_is_scored_too(serving: Serving) -> None:

@@ -56,6 +56,18 @@ def test_a_restart_goes_on_with_the_same_bits(tmp_path: Path) -> None:
         assert ask(serving, PROMPT) == (149, expected[150])
 
 
+def test_a_folder_and_a_link_to_nothing_under_such_names(tmp_path: Path) -> None:
+    path, folder = small_model(tmp_path), tmp_path / "cache"
+    with served(path, cache_dir=folder) as serving:
+        expected = ask(serving, PROMPT)[1]
+    (file,) = files(folder)
+    (file.parent / "a.session").mkdir()
+    (file.parent / "b.session").symlink_to("nowhere")
+    with served(path, cache_dir=folder) as serving:
+        assert ask(serving, PROMPT) == (149, expected)
+    assert (file.parent / "a.session").is_dir() and not (file.parent / "b.session").is_symlink()
+
+
 def test_models_that_come_and_go_keep_their_texts(tmp_path: Path) -> None:
     paths = [small_model(tmp_path, seed) for seed in (0, 1)]
     most = paths[0].stat().st_size

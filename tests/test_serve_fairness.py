@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from bitnet_serve.app import has_pictures
+from bitnet_serve.app import Api, has_pictures
 from bitnet_serve.scheduler import OverloadedError, Scheduler
+from bitnet_serve.shelf import Shelf
 from bitnet_serve.turns import Turns
 
 
@@ -106,6 +108,31 @@ def test_a_turn_that_does_not_come() -> None:
     asyncio.run(run())
 
 
+def test_long_texts_take_turns() -> None:
+    """Each may hold Python's lock for a second, and 300 MB."""
+    api = Api(Shelf({}, 0), 1 << 20)
+
+    def request(client: str, long: bool) -> Request:
+        return Request({"type": "http", "headers": [], "state": {"client": client, "long": long}})
+
+    async def run() -> list[str]:
+        served, gate = list[str](), asyncio.Event()
+
+        async def work(client: str, long: bool) -> None:
+            async with api._turn(request(client, long), {"prompt": "a"}):
+                served.append(client)
+                await gate.wait()
+
+        tasks = [asyncio.create_task(work(*each)) for each in (("a", True), ("a", True), ("b", True), ("c", False))]
+        await asyncio.sleep(0.01)
+        found = list(served)
+        gate.set()
+        await asyncio.gather(*tasks)
+        return found + served[2:]
+
+    assert asyncio.run(run()) == ["a", "c", "b", "a"]
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -117,6 +144,7 @@ def test_a_turn_that_does_not_come() -> None:
         ({"messages": [{"role": "user", "content": "image"}, 5], "input": "image"}, False),
         ({"input": ["image", 7, [1, 2]], "messages": None}, False),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "image"}]}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": ["image"]}]}]}, False),
     ],
 )
 def test_what_may_be_a_picture(asked: dict[str, Any], expected: bool) -> None:

@@ -146,6 +146,28 @@ def test_images_are_never_read_from_files_or_addresses(serving: Serving) -> None
         assert "expected a data: URL" in answer["error"]["message"]
 
 
+def test_two_lengths_of_a_body(serving: Serving) -> None:
+    """A proxy may go by the other one, and what one takes for the body be a request for the next."""
+    with connect(serving) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
+            b"transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        )
+        found = b""
+        while some := connection.recv(10_000):
+            found += some
+    assert found.startswith(b"HTTP/1.1 400") and found.count(b"HTTP/1.1") == 1
+    assert b"has Content-Length and Transfer-Encoding, expected one" in found
+
+
+def test_nesting_where_a_word_is_expected(serving: Serving) -> None:
+    """In a body that another thread parses, which reaches deeper than Python prints."""
+    deep = b"[" * 950 + b"]" * 950
+    body = b'{"user": "' + b"x" * 20_000 + b'", "messages": [{"role": "user", "content": [{"type": ' + deep + b"}]}]}"
+    status, answer = post(serving, CHAT, body)
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+
+
 def test_huge_bodies(serving: Serving) -> None:
     status, answer = post(serving, CHAT, b" " * (application.TEXT_BODY + 1))
     assert (status, answer["error"]["code"]) == (413, "body_too_large")

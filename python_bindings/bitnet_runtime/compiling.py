@@ -11,6 +11,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 # The rest are the library's: some 20 ms of work for a token at most. A state takes 1 to 2 kB.
 LIMITS = LLParserLimits(max_lexer_states=30_000, verbose_errors=False)
+# A grammar that reads a text in many ways takes time with the third power of the items of a row: 5 ms a token at this
+# number, 300 at the library's. A schema reads it in one way, and 300 properties that may be left out are 1,200 items.
+AMBIGUOUS = LLParserLimits(max_lexer_states=30_000, verbose_errors=False, max_items_in_row=500)
 # One way to write JSON, that of json.dumps: free white space is where small models get lost, and no token of it
 # could be taken for granted. "x-guidance" in a schema says otherwise.
 SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -65,7 +68,7 @@ class Compiler:
         else:
             make = LLMatcher.grammar_from_regex if kind == "regex" else LLMatcher.grammar_from_lark
             grammar = make(text)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=AMBIGUOUS if kind == "grammar" else LIMITS)
         check(matcher)
         matcher.compute_bitmask()  # much of the work comes with the first
         check(matcher)

@@ -203,6 +203,8 @@ def _check_edges(definition: Mapping[str, Any]) -> None:
             _require(
                 len(step["single"]) <= STEPS
                 and sum("Sequence" in piece for piece in step["single"]) == 1
+                and len(step["pair"]) <= STEPS
+                and len(step["special_tokens"]) <= STEPS
                 and all(len(token["ids"]) <= STEPS for token in step["special_tokens"].values()),
                 "a long post-processor",
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SECONDS = 2.0  # of CPU time to compile a grammar
 MEMORY = 96 << 20  # bytes for that
 KEPT = 32  # grammars
-KEPT_BYTES = 4 << 20  # of their texts
+KEPT_BYTES = 256 << 10  # of their texts; compiled each byte may take 350
 # The library's words that speak of an option that nobody has here.
 OVERLAP = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 

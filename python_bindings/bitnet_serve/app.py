@@ -61,6 +61,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
+LONG = 128 << 10  # bytes of one whose text becomes tokens in its turn: of 1 MiB it may take a second and 300 MB
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
 """What is compiled, in seconds if it is a bomb."""
 MOST_PARTS = 10_000  # of messages that are looked through for pictures, by the thread that serves everybody
@@ -76,6 +77,7 @@ class Api:
         self.draining = False
         self._formats = Turns("formats of other requests are being compiled", 2.5)
         self._pictures = Turns("pictures of other requests are being decoded", 30)
+        self._long = Turns("long texts of other requests are being read", 30)
 
     def application(self) -> Starlette:
         routes = [
@@ -145,11 +147,13 @@ class Api:
         return endpoint
 
     def _turn(self, request: Request, asked: Mapping[str, Any]) -> contextlib.AbstractAsyncContextManager[None]:
-        """One format is compiled at a time and one request's pictures are decoded, so that the others do not wait for
-        threads, and what they take of memory has an end."""
+        """One format is compiled at a time, one request's pictures are decoded, and one long text is read, so that the
+        others do not wait for threads, and what they take of memory has an end."""
         if not FORMATS.isdisjoint(asked):
             return self._formats.turn(client_of(request))
-        return self._pictures.turn(client_of(request)) if has_pictures(asked) else contextlib.nullcontext()
+        if has_pictures(asked):
+            return self._pictures.turn(client_of(request))
+        return self._long.turn(client_of(request)) if request.state.long else contextlib.nullcontext()
 
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
@@ -164,21 +168,24 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
-            return JSONResponse(await asyncio.to_thread(tokenized, served, asked))
+            async with self._turn(request, asked):
+                return await asyncio.to_thread(lambda: JSONResponse(tokenized(served, asked)))
         finally:
             leave()
 
     async def count(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
-            return JSONResponse(await asyncio.to_thread(messages.counted, served, asked))
+            async with self._turn(request, asked):
+                return JSONResponse(await asyncio.to_thread(messages.counted, served, asked))
         finally:
             leave()
 
     async def detokenize(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
-            return JSONResponse(await asyncio.to_thread(detokenized, served, asked))
+            async with self._turn(request, asked):
+                return JSONResponse(await asyncio.to_thread(detokenized, served, asked))
         finally:
             leave()
 
@@ -187,6 +194,7 @@ class Api:
         if self.draining:
             raise shutting_down()
         data = await body.read(request, self._most_body)
+        request.state.long = len(data) >= LONG
         asked = body.parse(data) if len(data) < AT_ONCE else await asyncio.to_thread(body.parse, data)
         served, leave = await self._entered(request, asked)
         return served, asked, leave
@@ -261,7 +269,8 @@ def client_of(request: Request) -> object:
 def has_pictures(asked: Mapping[str, Any]) -> bool:
     """Whether a part of what is asked may be one, in any of the APIs."""
     parts = (part for part in itertools.islice(_parts(asked), MOST_PARTS) if isinstance(part, dict))
-    return any("image" in part or "image" in str(part.get("type")) for part in parts)
+    kinds = ((part, part.get("type")) for part in parts)
+    return any("image" in part or (isinstance(kind, str) and "image" in kind) for part, kind in kinds)
 
 
 def _parts(asked: Mapping[str, Any]) -> Iterator[object]:

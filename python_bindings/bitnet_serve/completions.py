@@ -26,6 +26,7 @@ KNOWN = frozenset([
     "receipt",
 ])  # fmt: skip
 MAX_TOKENS = 16  # as OpenAI has it
+MOST_SCORED = 1 << 21  # log-probabilities of prompts in one answer: 300 bytes each
 
 
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
@@ -50,6 +51,12 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
             tokens = _tokens(model, prompt, body, options.max_tokens)
         asks.append(Ask(tokens, options, None, top, echo and top is not None, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
+    if echo and top is not None and (scored := n * (top + 1) * sum(len(ask.prompt) for ask in asks)) > MOST_SCORED:
+        raise refuse(
+            f"echo and logprobs ask for {scored:,} log-probabilities of prompts, expected at most {MOST_SCORED:,}; "
+            "ask for fewer choices, prompts or logprobs",
+            "logprobs",
+        )
     shape = Completion(served, with_usage if stream else None, echoes)
     return Work(served, several(model, asks, n), shape, stream)
 

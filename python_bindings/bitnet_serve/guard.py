@@ -38,6 +38,7 @@ class Guard:
         headers, cors = dict(scope["headers"]), []
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:
+            _check_length(headers)
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
             cors = self._check_origin(origin, headers.get(b"host", b"").decode("latin-1"))
             if scope["method"] == "OPTIONS" and cors:
@@ -83,6 +84,14 @@ class Guard:
             found = "is wrong" if given else "is missing"
             raise ApiError(401, f"the API key {found}, expected Authorization: Bearer KEY", "invalid_api_key")
         return given
+
+
+def _check_length(headers: dict[bytes, bytes]) -> None:
+    """Who stands before this server may go by the other of the two (RFC 9112 §6.1), and take the rest for a request."""
+    if headers.keys() >= {b"content-length", b"transfer-encoding"}:
+        error = ApiError(400, "the request has Content-Length and Transfer-Encoding, expected one", "invalid_http")
+        error.headers["connection"] = "close"
+        raise error
 
 
 def local_hosts(host: str) -> set[str]:

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -123,7 +124,7 @@ class Shelved:
         with model.session(n_ctx=1) as other:
             kv_type = other.kv_type
         whose = {tag: who for who, tag in self._tags.items()}
-        for file in sorted(self._folder.glob("*.session"), key=lambda file: file.stat().st_mtime_ns):
+        for file in self._files():
             try:
                 session = model.load_session(file)
             except ModelTooLargeError:  # it may fit another time
@@ -137,6 +138,16 @@ class Shelved:
                 continue
             self._there.add(file)
             yield session, whose[session.note]
+
+    def _files(self) -> list[Path]:
+        """The least recently used first. A folder of such a name is left alone."""
+        found = []
+        for file in self._folder.glob("*.session"):
+            with contextlib.suppress(OSError):  # another server may remove it meanwhile
+                facts = file.lstat()
+                if not stat.S_ISDIR(facts.st_mode):
+                    found.append((facts.st_mtime_ns, file))
+        return [file for _, file in sorted(found)]
 
     def write(self, kept: Sequence[tuple[Session, object]]) -> None:
         """These sessions, and whose they are, the latest last, in place of those that are there. Each is written once,
