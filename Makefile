@@ -22,6 +22,8 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
+.NOTPARALLEL: # one pip at a time; builds inside take all cores
+
 .PHONY: help demo vision test clients ray versus lint format sanitize coverage bench clean
 
 help:
@@ -129,19 +131,20 @@ clean:
 
 # ---- the environment, brought up to date when a source or the list of packages changes ----
 
-.venv/bin/python:
+.venv/made:
 	@command -v "$(PYTHON)" >/dev/null || \
 	    { echo 'error: no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1), expected 3.11 or newer: make PYTHON=..." >&2; exit 1; }
 	@command -v $(firstword $(CC)) >/dev/null || \
 	    { echo 'error: no C compiler ($(CC)); install gcc or clang, or name one: make CC=...' >&2; exit 1; }
-	@"$(PYTHON)" -m venv .venv || \
+	@"$(PYTHON)" -m venv --clear .venv || \
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@touch $@
 
 # Our own module is built with the tools of .venv, so that building again compiles only what changed.
 # Everything else is built, if at all, as its author says. Each file marks what is installed.
-.venv/tools: .venv/bin/python constraints.txt
+.venv/tools: .venv/made constraints.txt
 	@echo 'Setting up .venv ...'
 	@$(PIP) install -c constraints.txt scikit-build-core cffi cmake ninja
 	@touch $@

@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
     if sys.stderr is None:  # closed by whoever started us; print would take stdout instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if getattr(sys.stdout, "errors", "") == "strict":  # of a locale that lacks a character of ours
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
     try:

@@ -317,6 +317,14 @@ def test_pkg_config_finds_the_installed_library(
     assert run(program, model, "5", "1", "2", "3") == expected
 
 
+def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
+    """As the builds of Nix and Guix have them."""
+    places = [f"-DCMAKE_INSTALL_{name}=/opt/x/{name.lower()}" for name in ("LIBDIR", "INCLUDEDIR")]
+    run(cmake_command(), "-S", ROOT, "-B", tmp_path, "-DCMAKE_INSTALL_PREFIX=/opt/x", *places)
+    found = (tmp_path / "bitnet_runtime.pc").read_text().splitlines()
+    assert found[:3] == ["prefix=/opt/x", "includedir=/opt/x/includedir", "libdir=/opt/x/libdir"]
+
+
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
 def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -117,7 +118,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
         (("generate", "{}/script", "-p", "x", "--grammar", "/dev/zero"), 2, "/dev/zero has more than 256 MiB"),
         (
-            ("generate", "{}/script", "--regex", "a", "--grammar", "b"),
+            ("generate", "{}/script", "--regex", "a", "--grammar", __file__),
             2,
             "--grammar: not allowed with argument --regex",
         ),
@@ -254,3 +255,10 @@ def test_bench_shape_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         assert word in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_lacks_characters(tmp_path: Path) -> None:
+    """A locale of Latin-1 or ASCII: what it cannot show is escaped, and the rest is there."""
+    command = [sys.executable, "-m", "bitnet", "inspect", str(small_model(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "\\xd7" in done.stdout and not done.stderr

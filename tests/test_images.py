@@ -434,7 +434,7 @@ for picture in (b"abc", "a.png", np.zeros((5, 4), np.uint8)):
     try:
         Processor(4).floats(picture)
     except MissingDependencyError as error:
-        assert "pip install Pillow" in str(error), error
+        assert "pip install 'pillow>=11'" in str(error), error
     else:
         raise SystemExit("no error")
 """

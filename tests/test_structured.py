@@ -289,7 +289,7 @@ def test_without_the_library(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, "bitnet_runtime.compiling", raising=False)
     with Model.load(path, threads=1) as model:
-        with pytest.raises(MissingDependencyError, match="pip install llguidance"):
+        with pytest.raises(MissingDependencyError, match=r"-m pip install 'llguidance>=1\.9'"):
             model.generate("x", regex="ab")
         assert model.generate("x", max_tokens=3).tokens
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,11 @@ def check_open(status: int, detail: str, path: Path) -> None:
         verb = "export" if any([*path.glob("state.json"), *path.glob("step-*/state.json")]) else "convert"
         detail += f"; `bitnet {verb} {shlex.quote(str(path))} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))
+
+
+def to_install(package: str) -> str:
+    """The command that adds a package to this Python, which need not be the one that `pip` means."""
+    return shlex.join([sys.executable, "-m", "pip", "install", package])
 
 
 def shown(value: object, most: int = 100) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi
-from bitnet_runtime.errors import GrammarError, MissingDependencyError, TokenizerError
+from bitnet_runtime.errors import GrammarError, MissingDependencyError, TokenizerError, to_install
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.text import Tokenizer
 from bitnet_runtime.worker import Worker, WorkerError
@@ -85,7 +85,7 @@ def _compiler(*arguments: Any) -> Compiler:
         from bitnet_runtime.compiling import Compiler
     except ImportError as error:
         raise MissingDependencyError(
-            f"json_schema, regex and grammar need the `llguidance` library ({error}): pip install llguidance"
+            f"json_schema, regex and grammar need the `llguidance` library ({error}): {to_install('llguidance>=1.9')}"
         ) from error
     return Compiler(*arguments)
 

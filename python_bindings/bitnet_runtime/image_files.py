@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from bitnet_runtime.errors import ImageError, MissingDependencyError, shown
+from bitnet_runtime.errors import ImageError, MissingDependencyError, shown, to_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingDependencyError(
             f"pictures in files, and of another size than the model's, need the `Pillow` library ({error}): "
-            "pip install Pillow; Python may pass uint8 arrays of the model's size instead"
+            f"{to_install('pillow>=11')}; Python may pass uint8 arrays of the model's size instead"
         ) from error
     logging.getLogger("PIL").addHandler(_SILENT)  # or errors that are raised here are printed, too
     return Image, ImageOps

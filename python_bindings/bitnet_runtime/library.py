@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from bitnet_runtime.errors import MissingDependencyError, TokenizerError
+from bitnet_runtime.errors import MissingDependencyError, TokenizerError, to_install
 
 
 class Library(Protocol):
@@ -26,7 +26,7 @@ def load(definition: str, parse_special: bool, why_apart: str) -> Library:
         from bitnet_runtime.tokenizing import Library as Within
     except ImportError as error:
         raise MissingDependencyError(
-            f"text needs the `tokenizers` library ({error}): pip install tokenizers; token ids work without it"
+            f"text needs the `tokenizers` library ({error}): {to_install('tokenizers')}; token ids work without it"
         ) from error
     if why_apart:
         return _Apart(definition, parse_special, why_apart)

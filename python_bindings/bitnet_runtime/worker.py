@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Sequence
 
 from bitnet_runtime import confined
-from bitnet_runtime.errors import MissingDependencyError
+from bitnet_runtime.errors import MissingDependencyError, to_install
 
 MEMORY = 64 << 20  # bytes that a request may take
 PATIENCE = 10  # seconds to wait for a second of CPU time, on a machine that is busy with other things
@@ -165,7 +165,7 @@ def _folder(library: str) -> str:
         spec = None
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
-            f"this needs the `{library}` library, which is not installed: pip install {library}"
+            f"this needs the `{library}` library, which is not installed: {to_install(library)}"
         )
     return os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
 
