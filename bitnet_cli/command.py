@@ -7,6 +7,7 @@ Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shlex
@@ -102,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
     if sys.stderr is None:  # closed by whoever started us; print would take stdout instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if getattr(sys.stdout, "errors", "") == "strict":  # of a locale that lacks a character of ours
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack characters of ours
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
     try:
