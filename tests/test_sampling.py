@@ -46,7 +46,7 @@ def test_the_documented_defaults() -> None:
 
 
 def test_help_names_the_defaults_of_the_table() -> None:
-    text = re.sub(r"\s+", " ", parser()[1].format_help())
+    text = re.sub(r"\s+", " ", parser()[1].format_help().partition("\nsampling:")[2])
     for name, default in DOCUMENTED.items():
         flag = "--temp" if name == "temperature" else "--" + name.replace("_", "-")
         shown = re.search(rf" {flag}[ ,].*?\(default: ([^)]*)\)", text)
@@ -68,8 +68,9 @@ def test_every_flag_reaches_the_option_of_its_name(tmp_path: Path) -> None:
         "generate x -n 3 --temp 0.5 --top-k 2 --top-p 0.5 --min-p 0.25 --repeat-penalty 1.5 --repeat-last-n -1 "
         "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf"
     )
-    files = ["--regex", "a+", "--json-schema", str(tmp_path / "s"), "--grammar", str(tmp_path / "s")]
-    given = model_options.sampling(parser()[0].parse_args(line.split() + files))
+    given: dict[str, Any] = {}
+    for flag, value in (("--regex", "a+"), ("--json-schema", tmp_path / "s"), ("--grammar", tmp_path / "s")):
+        given |= model_options.sampling(parser()[0].parse_args([*line.split(), flag, str(value)]))
     assert set(given) == set(FIELDS)
     assert resolve(given) == Sampling(
         max_tokens=3, temperature=0.5, top_k=2, top_p=0.5, min_p=0.25, repeat_penalty=1.5, repeat_last_n=-1,
