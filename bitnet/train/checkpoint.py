@@ -4,7 +4,7 @@
         model.safetensors      fp32 master weights, named as in `bitnet.model.transformer`
         config.json            ModelConfig
         tokenizer.json         `tokenizers` library
-        optimizer.safetensors  moments of Muon or AdamW, `{parameter}.exp_avg`  (to resume)
+        optimizer.safetensors  moments, `{parameter}.exp_avg` and so on         (to resume)
         state.json             step, tokens, seconds, losses, settings          (to resume)
         chat_template.jinja    of a model that answers                          (if there is one)
         generation.json        start and end tokens, sampling defaults          (if there are any)

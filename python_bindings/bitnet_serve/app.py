@@ -67,6 +67,8 @@ FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar
 MOST_PARTS = 10_000  # of messages that are looked through for pictures, by the thread that serves everybody
 
 T = TypeVar("T")
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+Compute = Callable[[Served, Mapping[str, Any]], Any]
 
 
 class Api:
@@ -88,10 +90,10 @@ class Api:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.computing(messages.counted), methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenize", self.computing(tokenized), methods=["POST"]),
+            Route("/detokenize", self.computing(detokenized), methods=["POST"]),
             *(Route(path, self.generating(how), methods=["POST"]) for path, how in GENERATING.items()),
         ]
         expected = (ApiError, BitnetError, OverloadedError, HTTPException)
@@ -132,7 +134,7 @@ class Api:
 
     # ---- work ----
 
-    def generating(self, understand: Understand) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def generating(self, understand: Understand) -> Endpoint:
         """The endpoint of an API that answers with text."""
 
         async def endpoint(request: Request) -> Response:
@@ -165,29 +167,18 @@ class Api:
         finally:
             leave()
 
-    async def tokenize(self, request: Request) -> Response:
-        served, asked, leave = await self._asked(request)
-        try:
-            async with self._turn(request, asked):
-                return await asyncio.to_thread(lambda: JSONResponse(tokenized(served, asked)))
-        finally:
-            leave()
+    def computing(self, compute: Compute) -> Endpoint:
+        """The endpoint of what a thread makes in a moment, JSON and all."""
 
-    async def count(self, request: Request) -> Response:
-        served, asked, leave = await self._asked(request)
-        try:
-            async with self._turn(request, asked):
-                return JSONResponse(await asyncio.to_thread(messages.counted, served, asked))
-        finally:
-            leave()
+        async def endpoint(request: Request) -> Response:
+            served, asked, leave = await self._asked(request)
+            try:
+                async with self._turn(request, asked):
+                    return await asyncio.to_thread(lambda: JSONResponse(compute(served, asked)))
+            finally:
+                leave()
 
-    async def detokenize(self, request: Request) -> Response:
-        served, asked, leave = await self._asked(request)
-        try:
-            async with self._turn(request, asked):
-                return JSONResponse(await asyncio.to_thread(detokenized, served, asked))
-        finally:
-            leave()
+        return endpoint
 
     async def _asked(self, request: Request) -> tuple[Served, dict[str, Any], Callable[[], None]]:
         """The model, loaded; what is asked; and what gives the place back that the request now has."""
@@ -268,9 +259,14 @@ def client_of(request: Request) -> object:
 
 def has_pictures(asked: Mapping[str, Any]) -> bool:
     """Whether a part of what is asked may be one, in any of the APIs."""
-    parts = (part for part in itertools.islice(_parts(asked), MOST_PARTS) if isinstance(part, dict))
-    kinds = ((part, part.get("type")) for part in parts)
-    return any("image" in part or (isinstance(kind, str) and "image" in kind) for part, kind in kinds)
+    return any(map(_may_be_picture, itertools.islice(_parts(asked), MOST_PARTS)))
+
+
+def _may_be_picture(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return "image" in part or (isinstance(kind, str) and "image" in kind)
 
 
 def _parts(asked: Mapping[str, Any]) -> Iterator[object]:
