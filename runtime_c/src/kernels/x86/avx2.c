@@ -80,84 +80,106 @@ INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
     }
 }
 
-enum { FEW = 6 }; /* with more tokens it is faster to keep what was unpacked (blocks.h) */
+/* Tokens of a block: their eight sums, what they share and what they multiply are 14 of 16
+ * registers. With more tokens than FEW it is faster to keep what was unpacked (blocks.h). */
+enum { MOST = 4, FEW = 12 };
 
-/* The same of half a panel and T tokens, for which it is unpacked once. */
-INLINE void ternary_few(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t left,
-                        fetching next, const int8_t *q, size_t q_stride, const size_t fold,
-                        const size_t T) {
-    sums total[FEW], total4[FEW];
+typedef enum coding { TWO_BITS, TRITS } coding;
+
+/* Half a tile; the codes of one of its fields. Those of trits come one after the other. */
+INLINE bytes fields_load(const uint8_t *p, const coding code) {
+    return code == TRITS ? (bytes)trits_load(p) : bytes_load(p);
+}
+INLINE bytes field_of(bytes *tile, const coding code, size_t f) {
+    if (code == TWO_BITS)
+        return bytes_and(bytes_shr(*tile, 2 * (int)f), bytes_fill(3));
+    const trits s = (trits)*tile;
+    *tile = (bytes)trits_next(s);
+    return (bytes)trits_add_codes((octets){0}, s, 1);
+}
+
+/* A panel and T tokens. What is unpacked of it serves all of them, and what is spread of the
+ * activations serves both halves. There are registers for one sum of each half and token: so fields
+ * are shifted down, and a tile adds as many pairs as it has fields. */
+INLINE void few_tokens(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t left,
+                       const int8_t *q, size_t q_stride, const coding code, const size_t fold,
+                       const size_t T) {
+    const size_t fields = code == TRITS ? 5 : 4;
+    sums total[MOST][2];
     UNROLL
     for (size_t t = 0; t < T; t++)
-        total[t] = total4[t] = sums_zero();
+        total[t][0] = total[t][1] = sums_zero();
     while (left > 0) {
-        sums a[FEW], a4[FEW];
+        sums sum[MOST][2];
         size_t tiles = bn_min(left, fold);
         left -= tiles;
         UNROLL
         for (size_t t = 0; t < T; t++)
-            a[t] = a4[t] = sums_zero();
-        for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
-            fetch_next(&next);
-            const bytes codes = bytes_load(tile), high = bytes_shr(codes, 4);
+            sum[t][0] = sum[t][1] = sums_zero();
+        for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += 4 * fields) {
+            prefetch(tile);
+            bytes top = fields_load(tile, code), bottom = fields_load(tile + sizeof(bytes), code);
             UNROLL
-            for (size_t f = 0; f < 4; f++) {
-                const bytes field = bytes_and(f < 2 ? codes : high, bytes_fill(f % 2 ? 12 : 3));
+            for (size_t f = 0; f < fields; f++) {
+                const bytes a = field_of(&top, code, f), b = field_of(&bottom, code, f);
                 UNROLL
                 for (size_t t = 0; t < T; t++) {
                     const bytes x = bytes_spread(q + t * q_stride + 4 * f);
-                    sums *sum = f % 2 ? &a4[t] : &a[t];
-                    *sum = dot_pairs(*sum, field, x);
+                    sum[t][0] = dot_pairs(sum[t][0], a, x);
+                    sum[t][1] = dot_pairs(sum[t][1], b, x);
                 }
             }
         }
         UNROLL
         for (size_t t = 0; t < T; t++)
-            total[t] = sums_add(total[t], add_pairs(a[t])),
-            total4[t] = sums_add(total4[t], add_pairs(a4[t]));
+            total[t][0] = sums_add(total[t][0], add_pairs(sum[t][0])),
+            total[t][1] = sums_add(total[t][1], add_pairs(sum[t][1]));
     }
     UNROLL
     for (size_t t = 0; t < T; t++)
-        sums_store(acc + t * acc_stride, sums_add(total[t], sums_shr(total4[t], 2)));
+        sums_store(acc + t * acc_stride, total[t][0]),
+            sums_store(acc + t * acc_stride + VEC_ROWS, total[t][1]);
 }
 
-/* Each half of a panel asks for half of the next one: only the first reads memory. (Zen 3, from
- * memory, with what the tile alone asked for before: 2 tokens 62 to 88 GMAC/s, 4 tokens, then by
- * blocks.h, 99 to 120.) */
-INLINE void ternary_tokens(const bn_matmul *m, const size_t fold) {
-    const size_t bytes_of_panel = m->k_tiles * BN_TILE_BYTES;
+/* In blocks of even size. */
+INLINE void by_few_tokens(const bn_matmul *m, const coding code, const size_t fold) {
+    const size_t blocks = (m->tokens + MOST - 1) / MOST;
     for (size_t p = 0; p < m->panels; p++)
-        for (size_t half = 0; half < 2; half++) {
+        for (size_t b = 0; b < blocks; b++) {
+            const size_t t = m->tokens * b / blocks;
             const uint8_t *panel = m->tiles + p * m->panel_stride;
-            const uint8_t *tile = panel + half * sizeof(bytes);
-            int32_t *acc = m->acc + p * BN_PANEL + half * VEC_ROWS;
-            const fetching next =
-                fetch_share(panel + m->panel_stride, bytes_of_panel, m->k_tiles, half, 2);
+            int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
+            const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        ternary_few(acc, m->acc_stride, tile, m->k_tiles, next, m->q, m->q_stride, fold, T);       \
+        few_tokens(acc, m->acc_stride, panel, m->k_tiles, q, m->q_stride, code, fold, T);          \
         break
-            BY_TOKENS(m->tokens, BLOCK)
+            switch (m->tokens * (b + 1) / blocks - t) {
+                BLOCK(1);
+                BLOCK(2);
+                BLOCK(3);
+                BLOCK(4);
+            }
 #undef BLOCK
         }
 }
 
-static void ternary_matmul(const bn_matmul *m) {
+/* `fold` tiles fill a sum of both that many and few tokens have. */
+INLINE void ternary_by(const bn_matmul *m, const size_t vector_fold, const size_t fold) {
     if (m->tokens == 1)
-        ternary_vector(m, 8);
+        ternary_vector(m, vector_fold);
     else if (m->tokens <= FEW)
-        ternary_tokens(m, 8);
+        by_few_tokens(m, TWO_BITS, fold);
     else
-        multiply(m, dot_pairs, add_pairs, 5, CHUNK_TILES); /* 64 pairs of 508 */
+        multiply(m, dot_pairs, add_pairs, 5, fold);
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    ternary_by(m, 8, CHUNK_TILES); /* 64 pairs of 508 */
 }
 
 static void sketch_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        ternary_vector(m, 5);
-    else if (m->tokens <= FEW)
-        ternary_tokens(m, 5);
-    else
-        multiply(m, dot_pairs, add_pairs, 5, 10); /* 40 pairs of 762 */
+    ternary_by(m, 5, 10); /* 40 pairs of 762 */
 }
 
 /* One token: a group of 8 tiles is what the pairs of ternary_vector hold. */
@@ -198,48 +220,10 @@ static void ternary_grouped(const bn_grouped *m) {
         grouped_by(m, ternary_matmul, add_group);
 }
 
-/* --- ternary, five trits a byte --- */
-
-/* Half a tile: five codes of each byte, at most 5·2·2·127 in a pair, so that 12 tiles fill a sum.
- */
-INLINE sums trit_fields(sums sum, const uint8_t *tile, const int8_t *q) {
-    trits s = trits_load(tile);
-#define FIELD(f)                                                                                   \
-    sum = dot_pairs(sum, (bytes)trits_add_codes((octets){0}, s, 1), bytes_spread(q + 4 * f));      \
-    s = trits_next(s);
-    FIELD(0)
-    FIELD(1)
-    FIELD(2)
-    FIELD(3)
-    FIELD(4)
-#undef FIELD
-    return sum;
-}
-
-static void trit_vector(const bn_matmul *m) {
-    enum { FOLD = 12 };
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *tile = m->tiles + p * m->panel_stride;
-        const int8_t *q = m->q;
-        sums top = sums_zero(), bottom = sums_zero();
-        for (size_t left = m->k_tiles; left > 0;) {
-            sums a = sums_zero(), b = sums_zero();
-            size_t tiles = bn_min(left, FOLD);
-            left -= tiles;
-            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TRIT_TILE_K) {
-                a = trit_fields(a, tile, q);
-                b = trit_fields(b, tile + sizeof(bytes), q);
-            }
-            top = sums_add(top, add_pairs(a)), bottom = sums_add(bottom, add_pairs(b));
-        }
-        sums_store(m->acc + p * BN_PANEL, top);
-        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom);
-    }
-}
-
+/* Five trits a byte: 12 tiles fill a sum with 60 pairs of 508. */
 static void trit_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        trit_vector(m);
+    if (m->tokens <= MOST)
+        by_few_tokens(m, TRITS, 12);
     else
         trits_many(m, ternary_matmul);
 }
