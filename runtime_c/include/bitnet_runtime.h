@@ -313,8 +313,8 @@ BN_API void bn_model_close(bn_model *model);
 BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 
 /* Bytes that keys and values of all sessions take now, as bn_load_options.cache_bytes counts them.
- * A session gives back what it has when it is freed, and, if cache_bytes is not 0, when it is
- * rewound to 0; but if a fork still has some of it in common with it, all of it when that is. */
+ * A block of tokens is given back when the last session that has it is freed or rewound to before
+ * it; if cache_bytes is 0, its memory stays with the session that wrote it. */
 BN_API uint64_t bn_model_cache_bytes(const bn_model *model);
 
 /* All bytes of the packed file, as they were opened. The pointer lives as long as the model. */

@@ -4,7 +4,7 @@
  */
 #include "arena.h"
 
-#include <stdlib.h>
+#include "system/pages.h"
 
 enum { ALIGN = 64 };
 
@@ -22,19 +22,25 @@ void bn_budget_give(bn_budget *budget, size_t bytes) {
     atomic_fetch_sub(&budget->used, bytes);
 }
 
-size_t bn_arena_size(size_t blocks, size_t bytes) {
-    return sizeof(bn_arena) + blocks * (sizeof(atomic_uint) + 1) + ALIGN + bytes;
+size_t bn_arena_size(size_t blocks, size_t block) {
+    return sizeof(bn_arena) + blocks * (sizeof(atomic_uint) + block) + ALIGN;
 }
 
-bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t bytes) {
-    bn_arena *a = calloc(1, bn_arena_size(blocks, bytes)); /* so what is not written is not there */
+/* Huge pages where a text takes less than two blocks more of them than of small ones. */
+static int is_huge(size_t block) {
+    return block >= BN_HUGE_PAGE / 2;
+}
+
+bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t block) {
+    bn_arena *a = bn_pages_grow(bn_arena_size(blocks, block), is_huge(block));
     if (!a)
         return NULL;
     a->budget = budget;
+    a->blocks = blocks;
+    a->block = block;
     atomic_init(&a->users, 1);
     a->refs = (atomic_uint *)(void *)(a + 1);
-    a->taken = (uint8_t *)(a->refs + blocks);
-    a->memory = a->taken + blocks;
+    a->memory = (uint8_t *)(a->refs + blocks);
     a->memory += (ALIGN - (uintptr_t)a->memory % ALIGN) % ALIGN;
     return a;
 }
@@ -42,16 +48,7 @@ bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t bytes) {
 void bn_arena_leave(bn_arena *a) {
     if (atomic_fetch_sub(&a->users, 1) > 1)
         return;
-    bn_budget_give(a->budget, a->spent);
-    free(a);
-}
-
-size_t bn_arena_take(bn_arena *a, size_t block, size_t bytes) {
-    const size_t cost = a->taken[block] ? 0 : bytes;
-    a->spent += cost;
-    a->taken[block] = 1;
-    bn_arena_share(a, block);
-    return cost;
+    bn_pages_free(a, bn_arena_size(a->blocks, a->block), is_huge(a->block));
 }
 
 void bn_arena_share(bn_arena *a, size_t block) {
@@ -60,6 +57,14 @@ void bn_arena_share(bn_arena *a, size_t block) {
 }
 
 void bn_arena_release(bn_arena *a, size_t block) {
-    atomic_fetch_sub(&a->refs[block], 1);
+    unsigned seen = atomic_load(&a->refs[block]);
+    while (!atomic_compare_exchange_weak(&a->refs[block], &seen, seen > 1 ? seen - 1 : BN_LEAVING))
+        ;
+    if (seen == 1) {
+        if (a->budget->most)
+            bn_pages_drop(bn_arena_at(a, block), a->block);
+        bn_budget_give(a->budget, a->block);
+        atomic_store(&a->refs[block], 0);
+    }
     bn_arena_leave(a);
 }

@@ -8,6 +8,7 @@
 #ifndef BITNET_ARENA_H
 #define BITNET_ARENA_H
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,29 +23,35 @@ typedef struct bn_budget {
 int bn_budget_take(bn_budget *budget, size_t bytes);
 void bn_budget_give(bn_budget *budget, size_t bytes);
 
+/* Nobody sees the block any more, and nobody may take it yet. */
+#define BN_LEAVING UINT_MAX
+
 typedef struct bn_arena {
     bn_budget *budget;
-    size_t spent;        /* of it, on blocks that were ever taken; given back with the arena */
-    atomic_size_t users; /* its owner, and each of the texts that see a block, for each block */
-    atomic_uint *refs;   /* [blocks] texts that see it */
-    uint8_t *taken;      /* [blocks] 1: it was, and is paid for */
-    uint8_t *memory;     /* aligned to 64 bytes, zero */
+    size_t blocks, block; /* bytes of each */
+    atomic_size_t users;  /* its owner, and each of the texts that see a block, for each block */
+    atomic_uint *refs;    /* [blocks] texts that see it, or BN_LEAVING */
+    uint8_t *memory;      /* [blocks][block], aligned to 64 bytes, zero */
 } bn_arena;
 
-/* For `bytes` of memory in so many blocks. NULL: there is no memory. */
-bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t bytes);
-size_t bn_arena_size(size_t blocks, size_t bytes);
+/* For so many blocks of so many bytes. NULL: there is no memory. */
+bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t block);
+size_t bn_arena_size(size_t blocks, size_t block);
 
 /* The owner goes; the last user frees the arena. */
 void bn_arena_leave(bn_arena *arena);
 
-/* The owner takes a block that nobody sees. Returns how many of `bytes`, which were taken from the
- * budget for it, that costs: none if it was taken before. */
-size_t bn_arena_take(bn_arena *arena, size_t block, size_t bytes);
-
-/* A text more sees a block; one less. */
+/* A text more sees a block, or the owner one that nobody sees, for which it took its bytes from the
+ * budget. */
 void bn_arena_share(bn_arena *arena, size_t block);
+
+/* A text less. The last one gives its bytes back, and its pages if there is a budget: else the text
+ * may as well keep them for what it writes next. */
 void bn_arena_release(bn_arena *arena, size_t block);
+
+static inline uint8_t *bn_arena_at(const bn_arena *arena, size_t block) {
+    return arena->memory + block * arena->block;
+}
 
 static inline unsigned bn_arena_refs(const bn_arena *arena, size_t block) {
     return atomic_load(&arena->refs[block]);

@@ -39,17 +39,18 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
                                 .layers = stack->cached[i],
                                 .key = bn_kv_key(kv, c->head_dim),
                                 .value = bn_kv_value(kv, c->head_dim),
-                                .group = bn_kv_group(kv)};
-        part->keys_stride = round_up(slots * part->key, ALIGN);
-        part->values_stride = round_up(slots * part->value, ALIGN);
-        part->values = heads * part->keys_stride;
-        part->bytes = part->values + heads * part->values_stride;
-        part->heads = heads;
+                                .group = bn_kv_group(kv),
+                                .heads = heads,
+                                .row = position_bytes(kv, heads, c->head_dim)};
+        const size_t keys = bn_min(slots, BN_BLOCK_KEYS); /* of a block */
+        part->values = round_up(keys * part->key, ALIGN);
+        part->head = part->values + round_up(keys * part->value, ALIGN);
         if (kv->value_scaled) {
-            part->scales = part->bytes;
-            part->bytes += round_up(heads * slots * sizeof(float), ALIGN);
+            part->scales = part->head;
+            part->head += round_up(keys * sizeof(float), ALIGN);
         }
-        part->block = BN_BLOCK_KEYS * position_bytes(kv, heads, c->head_dim);
+        part->block = heads * part->head;
+        part->bytes = bn_cache_part_blocks(part) * part->block;
         bytes += part->bytes;
     }
     return bytes;
@@ -63,10 +64,7 @@ void bn_cache_place(bn_cache *cache, uint8_t *base) {
 }
 
 static bn_kv_head head_of(const bn_cache_part *part, size_t head) {
-    return (bn_kv_head){.part = part,
-                        .k = head * part->keys_stride,
-                        .v = part->values + head * part->values_stride,
-                        .v_scale = part->scales + head * part->slots * sizeof(float)};
+    return (bn_kv_head){.part = part, .at = head * part->head};
 }
 
 bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, size_t G) {
@@ -138,7 +136,7 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
 }
 
 size_t bn_cache_row(const bn_cache *cache, size_t part) {
-    return cache->parts[part].block / BN_BLOCK_KEYS;
+    return cache->parts[part].row;
 }
 
 void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,

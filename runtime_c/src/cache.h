@@ -27,30 +27,36 @@ static inline void bn_fetch(const void *p, size_t bytes) {
 
 /* Position p is at slot p % slots. A layer with a window needs no more than it and the rows of a
  * pass, and forgets what came before: then slots are fewer than positions, and a multiple of
- * BN_CHUNK_KEYS, so that slots of a chunk are in a row. Keys lie in tiles [slots/16][E][16 keys]
- * and values in rows [slots][E], so that both kernels of attention read one linear stream. Types of
- * small numbers have some dimensions of a key together, and its scales among them,
- * [slots/16][words][16 keys]; scales of values lie apart, because weights are what they scale.
- * Values of bytes lie in groups, [slots/4][E][4 values]. */
+ * BN_CHUNK_KEYS, so that slots of a chunk are in a row.
+ *
+ * A block has all heads, one behind the other, so that memory grows with the text and may be of
+ * huge pages. Of a head it has keys in tiles [slots/16][E][16 keys], then values in rows
+ * [slots][E]. Types of small numbers have some dimensions of a key together, and its scales among
+ * them, [slots/16][words][16 keys]; scales of values lie behind these, because weights are what
+ * they scale. Values of bytes lie in groups, [slots/4][E][4 values]. */
 typedef struct bn_cache_part {
-    size_t slots, layers, heads;       /* heads: of all layers */
-    size_t key, value;                 /* bytes of each */
-    size_t group;                      /* values of a group */
-    size_t keys_stride, values_stride; /* bytes from head to head; of scales: slots floats */
-    size_t values, scales;             /* where these begin in an arena; scales 0: there are none */
-    size_t bytes, block;               /* of an arena; of a block, which the budget counts */
-    uint8_t *base;                     /* memory that is not shared: then there is no more, else */
-    bn_arena *own, **blocks; /* where the text writes, and where each block lies or NULL */
+    size_t slots, layers, heads; /* heads: of all layers */
+    size_t key, value;           /* bytes of each */
+    size_t group;                /* values of a group */
+    size_t head, values, scales; /* bytes of a head in a block; where its values begin, and their
+                                  * scales, 0: there are none */
+    size_t block, bytes;         /* of a block, which the budget counts; of all that there can be */
+    size_t row;                  /* bytes of a position in all heads */
+    uint8_t *base;               /* memory that is not shared: then there is no more, else */
+    bn_arena *own, **blocks;     /* where the text writes, and where each block lies or NULL */
 } bn_cache_part;
 
-/* A head of a layer: bytes from the beginning of an arena to its keys, values and the scales of
- * these. */
+static inline size_t bn_cache_part_blocks(const bn_cache_part *part) {
+    return (part->slots + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+}
+
+/* A head of a layer: bytes from the beginning of a block to its own. */
 typedef struct bn_kv_head {
     const bn_cache_part *part;
-    size_t k, v, v_scale;
+    size_t at;
 } bn_kv_head;
 
-/* Some of its slots, in a row. */
+/* Some of its slots, in a row: of one block. */
 typedef struct bn_kv_piece {
     uint8_t *k, *v; /* of the tile of the first; of its group */
     float *v_scale; /* of the first, or NULL */
@@ -96,22 +102,13 @@ bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, siz
 /* Slots of a head from one on, at most so many, as far as they lie in one piece. */
 static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, size_t most) {
     const bn_cache_part *p = head->part;
-    uint8_t *base = p->base;
-    size_t n = most;
-    if (!base) {
-        const size_t block = slot / BN_BLOCK_KEYS;
-        const bn_arena *arena = p->blocks[block];
-        size_t end = block + 1;
-        while (end * BN_BLOCK_KEYS < slot + most && p->blocks[end] == arena)
-            end++;
-        n = end * BN_BLOCK_KEYS < slot + most ? end * BN_BLOCK_KEYS - slot : most;
-        base = arena->memory;
-    }
-    return (bn_kv_piece){.k = base + head->k + slot / BN_LANES * BN_LANES * p->key,
-                         .v = base + head->v + slot / p->group * p->group * p->value,
-                         .v_scale =
-                             p->scales ? (float *)(void *)(base + head->v_scale) + slot : NULL,
-                         .slots = n};
+    const size_t block = slot / BN_BLOCK_KEYS, i = slot % BN_BLOCK_KEYS;
+    uint8_t *at =
+        (p->base ? p->base + block * p->block : bn_arena_at(p->blocks[block], block)) + head->at;
+    return (bn_kv_piece){.k = at + i / BN_LANES * BN_LANES * p->key,
+                         .v = at + p->values + i / p->group * p->group * p->value,
+                         .v_scale = p->scales ? (float *)(void *)(at + p->scales) + i : NULL,
+                         .slots = bn_min(BN_BLOCK_KEYS - i, most)};
 }
 
 /* Positions behind the first block up to n, which were prepared, become copies of those in it. */

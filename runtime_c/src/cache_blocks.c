@@ -6,27 +6,23 @@
 
 #include "cache.h"
 
-static size_t blocks_of(const bn_cache_part *part) {
-    return (part->slots + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
-}
-
 size_t bn_cache_blocks(const bn_cache *cache) {
     size_t n = 0;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++)
-        n += blocks_of(&cache->parts[i]);
+        n += bn_cache_part_blocks(&cache->parts[i]);
     return n;
 }
 
 size_t bn_cache_size(const bn_cache *cache) {
     size_t bytes = 0;
     for (const bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++)
-        bytes += p->layers ? bn_arena_size(blocks_of(p), p->bytes) : 0;
+        bytes += p->layers ? bn_arena_size(bn_cache_part_blocks(p), p->block) : 0;
     return bytes;
 }
 
 /* Whether the text has memory to write to. */
 static int make_arena(bn_cache *cache, bn_cache_part *part) {
-    bn_arena *arena = bn_arena_new(cache->budget, blocks_of(part), part->bytes);
+    bn_arena *arena = bn_arena_new(cache->budget, bn_cache_part_blocks(part), part->block);
     if (arena && part->own)
         bn_arena_leave(part->own);
     part->own = arena ? arena : part->own;
@@ -38,7 +34,7 @@ int bn_cache_begin(bn_cache *cache, bn_arena **table, bn_budget *budget) {
     cache->budget = budget;
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
         p->blocks = table;
-        table += blocks_of(p);
+        table += bn_cache_part_blocks(p);
         made = made && (!p->layers || make_arena(cache, p));
     }
     return made;
@@ -58,7 +54,7 @@ static void drop_arena(bn_cache_part *part) {
 
 void bn_cache_end(bn_cache *cache) {
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
-        for (size_t block = 0; block < blocks_of(p); block++)
+        for (size_t block = 0; block < bn_cache_part_blocks(p); block++)
             release(p, block);
         drop_arena(p);
     }
@@ -67,10 +63,9 @@ void bn_cache_end(bn_cache *cache) {
 /* Positions before n are at their slots in a ring that has more; of others no block goes. */
 void bn_cache_forget(bn_cache *cache, size_t n) {
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
-        for (size_t block = (n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS; block < blocks_of(p); block++)
+        for (size_t block = (n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+             block < bn_cache_part_blocks(p); block++)
             release(p, block);
-        if (n == 0 && cache->budget->most && p->own && p->own->spent)
-            drop_arena(p); /* others may want it */
     }
     if (n == 0)
         cache->prefix = cache->written = 0;
@@ -81,7 +76,7 @@ void bn_cache_share(const bn_cache *from, bn_cache *to) {
     to->written = from->written;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const bn_cache_part *a = &from->parts[i], *b = &to->parts[i];
-        for (size_t block = 0; block < blocks_of(a); block++) {
+        for (size_t block = 0; block < bn_cache_part_blocks(a); block++) {
             if (a->blocks[block] && block * BN_BLOCK_KEYS < from->written)
                 b->blocks[block] = a->blocks[block];
             if (b->blocks[block])
@@ -98,13 +93,13 @@ typedef struct range {
 } range;
 
 static range range_of(const bn_cache_part *part, size_t position, size_t n) {
-    const size_t first = position / BN_BLOCK_KEYS, all = blocks_of(part);
+    const size_t first = position / BN_BLOCK_KEYS, all = bn_cache_part_blocks(part);
     const size_t end = (position + n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
     return (range){.first = first, .n = !part->layers ? 0 : end - first < all ? end - first : all};
 }
 
 static size_t nth(const bn_cache_part *part, range r, size_t i) {
-    return (r.first + i) % blocks_of(part);
+    return (r.first + i) % bn_cache_part_blocks(part);
 }
 
 /* Whether the text alone sees a block, in whosever arena. */
@@ -129,26 +124,9 @@ static size_t missing(const bn_cache_part *part, range r) {
     size_t bytes = 0;
     for (size_t i = 0; i < r.n; i++) {
         const size_t block = nth(part, r, i);
-        bytes += is_alone(part, block) || part->own->taken[block] ? 0 : part->block;
+        bytes += is_alone(part, block) ? 0 : part->block;
     }
     return bytes;
-}
-
-/* A block as it lies in an arena to one, of no more slots, in the same or another. */
-static void copy_block(const bn_cache_part *part, const uint8_t *from, size_t source, uint8_t *to,
-                       size_t block) {
-    const size_t a = source * BN_BLOCK_KEYS, b = block * BN_BLOCK_KEYS;
-    const size_t n = bn_min(part->slots - b, BN_BLOCK_KEYS);
-    for (size_t head = 0; head < part->heads; head++) {
-        const size_t k = head * part->keys_stride;
-        const size_t v = part->values + head * part->values_stride;
-        memcpy(to + k + b * part->key, from + k + a * part->key, n * part->key);
-        memcpy(to + v + b * part->value, from + v + a * part->value, n * part->value);
-    }
-    for (size_t head = 0; part->scales && head < part->heads; head++) {
-        const size_t at = part->scales + head * part->slots * sizeof(float);
-        memcpy(to + at + b * sizeof(float), from + at + a * sizeof(float), n * sizeof(float));
-    }
 }
 
 /* Returns the bytes that the budget is to know of: fewer than were missing where others stopped to
@@ -159,9 +137,11 @@ static size_t take(bn_cache_part *part, range r) {
         const size_t block = nth(part, r, i);
         if (is_alone(part, block))
             continue;
-        bytes += bn_arena_take(part->own, block, part->block);
+        bn_arena_share(part->own, block);
+        bytes += part->block;
         if (part->blocks[block])
-            copy_block(part, part->blocks[block]->memory, block, part->own->memory, block);
+            memcpy(bn_arena_at(part->own, block), bn_arena_at(part->blocks[block], block),
+                   part->block);
         release(part, block);
         part->blocks[block] = part->own;
     }
@@ -190,7 +170,8 @@ void bn_cache_repeat(bn_cache *cache, size_t n) {
         for (size_t i = 0; i < r.n; i++) {
             const size_t block = nth(p, r, i);
             if (block > 0)
-                copy_block(p, p->blocks[0]->memory, 0, p->blocks[block]->memory, block);
+                memcpy(bn_arena_at(p->blocks[block], block), bn_arena_at(p->blocks[0], 0),
+                       p->block);
         }
     }
     cache->written = cache->written > n ? cache->written : n;

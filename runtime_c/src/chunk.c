@@ -20,7 +20,8 @@ static void score(const bn_block *b, size_t begin, size_t end) {
                .codes = b->codes,
                .q_scale = b->q_scale,
                .n_q = b->rows * b->group,
-               .head_dim = b->config->head_dim};
+               .head_dim = b->config->head_dim,
+               .ahead = b->kv.part->block};
     for (size_t key = begin; key < end; key += a.tiles * BN_LANES) {
         const bn_kv_piece at = find(b, key, end);
         a.scores = b->scores + (key - begin);
@@ -51,8 +52,11 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
 static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
                   float *o) {
     const size_t E = b->config->head_dim, first = row * b->group;
-    bn_pv a = {
-        .out = o + first * E, .p_stride = BN_CHUNK_KEYS, .n_q = rows * b->group, .head_dim = E};
+    bn_pv a = {.out = o + first * E,
+               .p_stride = BN_CHUNK_KEYS,
+               .n_q = rows * b->group,
+               .head_dim = E,
+               .ahead = b->kv.part->block};
     for (; low < high; low += a.keys) {
         const bn_kv_piece at = find(b, low, high);
         a.p = b->scores + first * BN_CHUNK_KEYS + (low - begin);
@@ -93,7 +97,8 @@ static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o
     bn_pv a = {.sums = (int32_t *)(void *)o,
                .p_stride = BN_CHUNK_KEYS * sizeof *b->scores,
                .n_q = n_q,
-               .head_dim = E};
+               .head_dim = E,
+               .ahead = b->kv.part->block};
     for (size_t key = begin; key < end; key += a.keys) {
         const bn_kv_piece at = find(b, key, end);
         a.codes = (const uint8_t *)b->scores + 2 * (key - begin);

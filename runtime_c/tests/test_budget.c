@@ -9,6 +9,7 @@
 #include <sched.h>
 
 #include "cache.h"
+#include "system/pages.h"
 
 #include "mask_model.h"
 #include "together.h"
@@ -66,6 +67,63 @@ static void test_budget(void) {
     CHECK_EQ(bn_model_cache_bytes(model), 0);
     bn_session_free(other);
     end();
+}
+
+/* A block that nobody has any more is others' at once, whoever wrote it. */
+static void test_given_back(void) {
+    const uint64_t block = begin_with_blocks(4);
+    bn_session *s, *copy, *other;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append(s, text, 200, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 4 * block);
+    ok(bn_session_rewind(s, 70));
+    CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
+    ok(bn_session_new(model, NULL, &other));
+    ok(bn_session_append(other, text, 100, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_append(s, text + 70, 100, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
+    bn_session_free(other);
+    ok(bn_session_append(s, text + 70, 100, BN_LOGITS_LAST, NULL));
+    ok(bn_session_fork(s, &copy));
+    ok(bn_session_rewind(s, 0)); /* its arena, of which the copy sees the blocks */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_rewind(copy, 64));
+    CHECK_EQ(bn_model_cache_bytes(model), block);
+    ok(bn_session_append(s, text, 170, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 4 * block);
+    CHECK_EQ(bn_session_append(copy, text + 64, 1, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
+    bn_session_free(s);
+    ok(bn_session_append(copy, text + 64, 106, BN_LOGITS_LAST, NULL));
+    ok(bn_session_new(model, NULL, &other));
+    ok(bn_session_append(other, text, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_rewind(other, 0));
+    bn_session_free(copy);
+    ok(bn_session_append(other, text, 170, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    bn_session_free(other);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    end();
+}
+
+/* What the system has back is 0; what lies beside it is as it was. */
+static void test_dropped(void) {
+    enum { SIZE = 6 << 20, FIRST = 1000003, DROPPED = 3 << 20, PAGE = 1 << 16 };
+    for (int huge = 0; huge < 2; huge++) {
+        uint8_t *bytes = bn_pages_grow(SIZE, huge);
+        CHECK(bytes != NULL);
+        for (size_t i = 0; i < SIZE; i++) {
+            CHECK(bytes[i] == 0);
+            bytes[i] = 7;
+        }
+        bn_pages_drop(bytes + FIRST, DROPPED);
+        for (size_t i = 0; i < SIZE; i++)
+            if (i < FIRST || i >= FIRST + DROPPED)
+                CHECK(bytes[i] == 7);
+            else if (i >= FIRST + PAGE && i < FIRST + DROPPED - PAGE) /* no page is larger */
+                CHECK(bytes[i] == 0);
+        bn_pages_drop(bytes + 100, 200); /* has no whole page */
+        CHECK(bytes[100] == 7);
+        bn_pages_free(bytes, SIZE, huge);
+    }
 }
 
 /* What was taken before is there when it is needed, and goes back when it is not. */
@@ -245,6 +303,8 @@ static void test_refused_at_once(void) {
 
 int main(void) {
     test_budget();
+    test_given_back();
+    test_dropped();
     test_reserved();
     test_embedded_together();
     test_draft_without_room();

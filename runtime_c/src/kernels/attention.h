@@ -34,6 +34,7 @@ typedef struct bn_qk {
     size_t n_q;
     const void *k;
     size_t head_dim, tiles;
+    size_t ahead; /* bytes from these keys to the next ones, which memory is asked for meanwhile */
 } bn_qk;
 
 /* The caller clears out, and may cut the keys anywhere.
@@ -52,6 +53,7 @@ typedef struct bn_pv {
     size_t p_stride, n_q; /* p_stride: in what p or codes points to */
     const void *v;
     size_t head_dim, keys;
+    size_t ahead; /* as in bn_qk */
 } bn_pv;
 
 /* Weights of a query, times the scales of values, to integers: x = w[t] * scale[t], both >= 0 or

@@ -2,12 +2,14 @@
  *
  * pages.c: see pages.h.
  */
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, MAP_ANONYMOUS */
 
 #include "pages.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static size_t alignment(size_t size) {
     return size < BN_HUGE_PAGE ? 64 : BN_HUGE_PAGE;
@@ -18,14 +20,44 @@ size_t bn_pages_size(size_t size) {
     return (size + align - 1) / align * align;
 }
 
+/* A hint. */
+static void in_huge_pages(void *bytes, size_t size) {
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(bytes, size, MADV_HUGEPAGE);
+#else
+    (void)bytes, (void)size;
+#endif
+}
+
 void *bn_pages_new(size_t *size) {
     const size_t align = alignment(*size);
     *size = bn_pages_size(*size);
     void *bytes = aligned_alloc(align, *size);
-#if defined(MADV_HUGEPAGE) /* a hint: fewer walks of the page table, and no small pages that take  \
-                            * each other's places in a cache */
     if (bytes != NULL && align == BN_HUGE_PAGE)
-        (void)madvise(bytes, *size, MADV_HUGEPAGE);
-#endif
+        in_huge_pages(bytes, *size);
     return bytes;
+}
+
+void *bn_pages_grow(size_t size, int huge) {
+    if (!huge)
+        return calloc(1, size);
+    void *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == MAP_FAILED)
+        return NULL;
+    in_huge_pages(bytes, size);
+    return bytes;
+}
+
+void bn_pages_drop(void *bytes, size_t size) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)bytes;
+    const uintptr_t first = (at + page - 1) / page * page, end = (at + size) / page * page;
+    if (first < end)
+        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
+void bn_pages_free(void *bytes, size_t size, int huge) {
+    if (!huge)
+        free(bytes);
+    else if (bytes != NULL)
+        (void)munmap(bytes, size);
 }

@@ -31,6 +31,7 @@ typedef struct qk_block {
     const uint8_t *k;  /* of the first tile */
     size_t size, tile; /* bytes of a number and of a tile */
     size_t head_dim;
+    size_t ahead;
     size_t turn, turns; /* of blocks of queries, which share what is fetched */
 } qk_block;
 
@@ -38,8 +39,7 @@ typedef struct qk_block {
 INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
                       const size_t Q, const size_t R) {
     const size_t E = b->head_dim, tiles = (R + PARTS - 1) / PARTS;
-    const size_t size = tiles * b->tile;
-    fetching fetch = fetch_share(b->k + bn_max(size, FETCH_AHEAD), size, E, b->turn, b->turns);
+    fetching fetch = fetch_share(b->k + b->ahead, tiles * b->tile, E, b->turn, b->turns);
     vec sum[QK_MANY][8], key[8];
     UNROLL
     for (size_t i = 0; i < Q; i++) {
@@ -120,8 +120,8 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
 
 /* Blocks of 1 to 4 registers, or 3 of many queries, as even as can be. */
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                    size_t head_dim, size_t keys, size_t turn, size_t turns, load_fn *load,
-                    const int Q) {
+                    size_t head_dim, size_t keys, size_t ahead, size_t turn, size_t turns,
+                    load_fn *load, const int Q) {
     const int most = Q > 4 ? 3 : 4;
     const size_t n = (head_dim + LANES - 1) / LANES;
     const size_t blocks = (n + (size_t)most - 1) / (size_t)most;
@@ -132,8 +132,7 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
     for (size_t b = 0; b < blocks && head_dim >= LANES; b++) {
         const size_t first = n * b / blocks, end = n * (b + 1) / blocks, d = first * LANES;
         const size_t last = (end < n ? end * LANES : head_dim) - LANES - d;
-        const fetching share =
-            fetch_share(v + all + FETCH_AHEAD, all, keys, turn * blocks + b, turns * blocks);
+        const fetching share = fetch_share(v + ahead, all, keys, turn * blocks + b, turns * blocks);
 #define BLOCK(V)                                                                                   \
     case V:                                                                                        \
         if (V <= most)                                                                             \
@@ -173,6 +172,7 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
                   .size = size,
                   .tile = a.head_dim * BN_LANES * size,
                   .head_dim = a.head_dim,
+                  .ahead = a.ahead,
                   .turns = a.n_q / many + (a.n_q % many + 3) / 4};
     for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
         n = bn_min(registers - key, most);
@@ -207,7 +207,7 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
             const size_t left = a.n_q - i;
             float *o = a.out + i * E;
             const float *p = a.p + i * stride + t;
-#define BLOCK(Q) pv_keys(o, p, stride, v, size, E, keys, turn, turns, load, Q)
+#define BLOCK(Q) pv_keys(o, p, stride, v, size, E, keys, a.ahead, turn, turns, load, Q)
             if ((block = left >= PV_MANY ? PV_MANY : bn_min(left, QUERIES)) == PV_MANY)
                 BLOCK(PV_MANY);
             else if (block == QUERIES)

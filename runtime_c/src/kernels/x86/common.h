@@ -20,9 +20,6 @@ typedef struct fetching {
     size_t step; /* bytes, with each step of a block */
 } fetching;
 
-/* Farther ahead than of weights, as softmax comes between keys and values. */
-enum { FETCH_AHEAD = 8192 };
-
 INLINE fetching fetch_share(const void *from, size_t bytes, size_t steps, size_t block,
                             size_t blocks) {
     return (fetching){(uintptr_t)from + bytes * block / blocks,

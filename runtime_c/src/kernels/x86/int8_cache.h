@@ -70,9 +70,8 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, const int32_t *start, size
     for (; Q * R <= REGISTERS / 2 && done + R <= n; done += R, k += R / PARTS * tile)              \
         qk_int8_keys(scores + done * VEC_ROWS, a->score_stride, q, q_row, a->q_scale + i,          \
                      start + i, k, words,                                                          \
-                     fetch_share(k + bn_max(a->tiles * tile, FETCH_AHEAD), R / PARTS * tile,       \
-                                 words, turn, turns),                                              \
-                     dot, flip, Q, R);
+                     fetch_share(k + a->ahead, R / PARTS * tile, words, turn, turns), dot, flip,   \
+                     Q, R);
     BLOCK(4)
     BLOCK(2)
     BLOCK(1)
@@ -191,8 +190,8 @@ INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t 
         const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
         const size_t turn = i / QUERIES * blocks + b;
         const size_t turns = (a->n_q + QUERIES - 1) / QUERIES * blocks;
-        const fetching fetch = fetch_share((const int8_t *)a->v + a->keys * E + FETCH_AHEAD,
-                                           a->keys * E, a->keys / BN_VALUE_GROUP, turn, turns);
+        const fetching fetch = fetch_share((const int8_t *)a->v + a->ahead, a->keys * E,
+                                           a->keys / BN_VALUE_GROUP, turn, turns);
 #define BLOCK(R)                                                                                   \
     case R:                                                                                        \
         pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, fetch, dot, Q, R);             \

@@ -78,15 +78,15 @@ INLINE void qk_k4_queries(const bn_qk *a, size_t first, dot_fn *dot, const size_
             q.start[i][g] = -15 * total;
         }
     const size_t tile = words * K4_WORD, turns = (a->n_q + 3) / 4 * PARTS;
-    const size_t ahead = bn_max(a->tiles * tile, FETCH_AHEAD);
     for (size_t t = 0; t < a->tiles; t++)
         for (size_t part = 0; part < PARTS; part++) {
             const uint8_t *k = (const uint8_t *)a->k + t * tile;
             const size_t key = part * VEC_ROWS;
-            qk_k4_keys(a->scores + first * a->score_stride + t * BN_LANES + key, a->score_stride,
-                       &q, k + 4 * key, E,
-                       fetch_share(k + ahead, tile, (E + 7) / 8, first / 4 * PARTS + part, turns),
-                       dot, Q);
+            qk_k4_keys(
+                a->scores + first * a->score_stride + t * BN_LANES + key, a->score_stride, &q,
+                k + 4 * key, E,
+                fetch_share(k + a->ahead, tile, (E + 7) / 8, first / 4 * PARTS + part, turns), dot,
+                Q);
         }
 }
 
