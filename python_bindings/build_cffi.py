@@ -27,6 +27,20 @@ def declarations(header: str) -> str:
     return region.replace("BN_API ", "")
 
 
+# How `bitnet_runtime.handles` frees: what a finalizer of the same garbage still calls is given NULL.
+FREEING = """
+static void drop_model(bn_model **cell) {
+    bn_model_close(*cell);
+    *cell = NULL;
+}
+
+static void drop_session(bn_session **cell) {
+    bn_session_free(*cell);
+    *cell = NULL;
+}
+"""
+
 ffibuilder = FFI()
 ffibuilder.cdef(declarations(HEADER.read_text(encoding="utf-8")))
-ffibuilder.set_source("bitnet_runtime._native", '#include "bitnet_runtime.h"')
+ffibuilder.cdef("void drop_model(bn_model **cell); void drop_session(bn_session **cell);")
+ffibuilder.set_source("bitnet_runtime._native", f'#include "bitnet_runtime.h"\n{FREEING}')

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -177,15 +178,65 @@ def test_a_finalizer_of_the_same_garbage_may_still_call(path: Path) -> None:
     assert len(found) == 150
 
 
-def test_a_model_goes_after_the_last_of_its_sessions(path: Path) -> None:
-    model = Model.load(path, threads=1)
+def is_mapped(path: Path) -> bool:
+    """Whether an open model, or one whose sessions are not all freed, has it."""
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def own(path: Path, tmp_path: Path) -> Path:
+    """A file that no other test has open."""
+    return Path(shutil.copy(path, tmp_path / "own.bitnet"))
+
+
+def test_a_model_goes_after_the_last_of_its_sessions(own: Path) -> None:
+    model = Model.load(own, threads=1)
     session = model.session()
-    family = session._open._family
     call = session._open  # what a running call holds
     model.close()
-    assert family.model
+    assert is_mapped(own)
     del call
-    assert not family.model
+    assert not is_mapped(own)
+
+
+class Interrupting:
+    """The C library, where Ctrl-C comes while it is in one function."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(lib, name)
+        if name != self._function:
+            return found
+
+        def call(*arguments: Any) -> Any:
+            assert found(*arguments) == lib.BN_OK
+            raise KeyboardInterrupt
+
+        return call
+
+
+@pytest.mark.parametrize("what", ["model_open", "session_new", "session_load", "session_fork"])
+def test_ctrl_c_loses_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    with Model.load(own, threads=1) as model:
+        with model.session(n_ctx=8) as session:
+            session.append([1, 2])
+            session.save(tmp_path / "saved")
+            for module in ("model", "session", "saved"):
+                monkeypatch.setattr(f"bitnet_runtime.{module}.lib", Interrupting(f"bn_{what}"))
+            call: Callable[[], object] = {
+                "model_open": lambda: Model.load(own, threads=1),
+                "session_new": lambda: model.session(n_ctx=8),
+                "session_load": lambda: model.load_session(tmp_path / "saved"),
+                "session_fork": session.fork,
+            }[what]
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        monkeypatch.undo()
+        gc.collect()
+        assert model.cache_bytes == 0
+    assert not is_mapped(own)
 
 
 @pytest.mark.parametrize("what", ["model", "session", "stream"])

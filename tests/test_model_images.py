@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from bitnet.config import ModelConfig
 from bitnet_export import Encoded, PackedFile, random_model, write_packed
 from bitnet_export.packed.records import Spec
 from bitnet_runtime import (
+    ClosedError,
     ContextLengthError,
     ImageError,
     InvalidParameterError,
@@ -24,6 +27,7 @@ from bitnet_runtime import (
     ModelFormatError,
     TemplateError,
     UnsupportedModelError,
+    vision,
 )
 from runtime_models import TEMPLATE, byte_tokenizer, small_model
 from test_image_prompts import PARTS
@@ -281,6 +285,40 @@ def test_drafts_and_penalties_pass_images_by(decoder: Model, options: Any) -> No
     options = {"max_tokens": 12, "temperature": 0} | options
     with_images = decoder.generate("abab abab", images=CAT, **options)
     assert with_images.tokens == decoder.generate("abab abab", images=CAT, **options | {"draft": 0}).tokens
+
+
+@pytest.mark.parametrize("who", ["stream", "session", "model"])
+def test_who_ends_a_call_ends_its_images(folder: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """In another thread, while the first of four is computed."""
+    packed(folder / "ending.bitnet", PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE))
+    computed, obeying = 0, vision._obeying
+    with Model.load(folder / "ending.bitnet", threads=1) as model, model.session() as session:
+        pictures = [Image.new("RGB", (4, 4))] * 4
+        stream = model.stream("a", images=pictures, session=session, max_tokens=2)
+        end: Callable[[], object] = {"stream": stream.close, "session": session.cancel, "model": model.close}[who]
+
+        def ended(*call: Any) -> int:
+            nonlocal computed
+            computed += 1
+            thread = threading.Thread(target=end)
+            thread.start()
+            if who == "session":
+                thread.join()
+            while not call[-1].now:  # the library is told, whatever else waits for this call
+                time.sleep(0)
+            return obeying(*call)
+
+        monkeypatch.setattr(vision, "ROWS", 1)
+        monkeypatch.setattr(vision, "_obeying", ended)
+        if who == "model":
+            with pytest.raises(ClosedError):
+                model.encode_image(pictures)
+        else:
+            assert list(stream) == [] or stream.result
+            assert stream.result is not None
+            assert stream.result.finish_reason == "cancelled"
+            assert stream.result.tokens == []
+    assert computed == 1
 
 
 def test_what_is_too_long_is_refused_with_both_numbers(decoder: Model) -> None:

@@ -332,6 +332,24 @@ def test_a_closed_batch_takes_no_text(model: Model) -> None:
     assert len(batch) == 0
 
 
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_batch_that_is_closed_in_a_pass_ends(model: Model, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    batch = model.batch()
+    texts = [batch.add([1 + i], max_tokens=50, **DRAWN) for i in range(4)]
+
+    def closed(entries: Sequence[Entry]) -> None:
+        if when == "before":
+            batch.close()
+        step_batch(entries)
+        batch.close()
+
+    next(batch)
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", closed)
+    assert len(list(batch)) < 4  # what was there already
+    assert len(batch) == 0
+    assert all(text.result and text.result.finish_reason == "cancelled" for text in texts)
+
+
 def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,7 +167,7 @@ class Stream(Reading):
             self._session._fit(len(self._prompt) - held)
             self._missing, self._unread = list(self._prompt[held:]), len(self._prompt) - held
         else:
-            rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
+            rows = None if self._pixels is None else vision.encode(self._model, self._pixels, self._session)
             self._computed = extend(self._session, self._prompt, rows)
             self._unread = 0
         self._session.seed(self._seed)

@@ -5,47 +5,34 @@ call that is running. So nothing is freed while it is in use, whatever a signal 
 thread closes, and without a lock: finalizers run in any thread at any moment, where waiting for
 one may be waiting for oneself.
 
-The C library wants every session freed before its model, and the cyclic collector finalizes in
-any order. So the model is closed by whichever of its handles goes last.
+A handle is there before its object is, and what frees it is C. So there is no moment at which
+Ctrl-C could lose it. The cyclic collector finalizes in any order: in the C library a model lives
+as long as its sessions.
 """
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, Literal, NoReturn, Self, SupportsIndex
 
 from bitnet_runtime._native import ffi, lib
 
 
-class _Family:
-    """One `bn_model *`, and the handles that need it. Changed by single atomic calls only."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = [model]  # empty when closed
-        self.members: set[int] = set()
-
-
 class Handle:
-    """A `bn_model *`, or a `bn_session *` made from `model`. Keep it in a variable while `pointer` is used."""
+    """A `bn_model *` or a `bn_session *`, NULL until a C call wrote one to `cell`.
 
-    __slots__ = ("_family", "_free", "pointer")
+    Keep the handle in a variable while `pointer` is used.
+    """
 
-    def __init__(self, pointer: Any, model: Handle | None = None) -> None:
-        """model: the handle of the model, or of another session of it."""
-        self.pointer = pointer
-        self._family: _Family = model._family if model else _Family(pointer)
-        self._free = lib.bn_session_free if model else None
-        self._family.members.add(id(self))
+    __slots__ = ("_freeing", "cell")
 
-    def __del__(self, close: Any = lib.bn_model_close, null: Any = ffi.NULL) -> None:
-        pointer, self.pointer = self.pointer, null  # another finalizer of the same garbage may still call
-        if self._free:
-            self._free(pointer)
-        self._family.members.discard(id(self))
-        if not self._family.members:
-            with contextlib.suppress(IndexError):  # another thread was quicker
-                close(self._family.model.pop())
+    def __init__(self, kind: Literal["model", "session"]) -> None:
+        self.cell = ffi.new(f"bn_{kind} **")
+        self._freeing = ffi.gc(self.cell, lib.drop_model if kind == "model" else lib.drop_session)
+
+    @property
+    def pointer(self) -> Any:
+        return self.cell[0]
 
 
 class Closing(ABC):

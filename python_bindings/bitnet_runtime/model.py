@@ -97,12 +97,12 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         paths = [ffi.new("char[]", os.fsencode(path)) for path in named.values()]
         array = ffi.new("char *[]", paths)
         fields |= {"adapters": array, "n_adapters": len(paths)}
-        out, detail = ffi.new("bn_model **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
-        status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), out, detail)
+        handle, detail = Handle("model"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
+        status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), handle.cell, detail)
         if status:
             check_open(status, *of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()]))
         model = cls.__new__(cls)
-        model._describe(file, Handle(out[0]), n_ctx, kv_type, named)
+        model._describe(file, handle, n_ctx, kv_type, named)
         return model
 
     @overload

@@ -42,6 +42,10 @@ class ModelAdapters(Unique):
         check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
         return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
 
+    def _go_on(self) -> None:
+        """Raises if it was closed."""
+        self._open  # noqa: B018  raises
+
     @property
     def _open(self) -> Handle:
         if self._handle is None:

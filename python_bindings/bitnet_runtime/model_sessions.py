@@ -59,6 +59,8 @@ class ModelSessions(Closing, ModelFacts):
         Calls in other threads are cancelled, waited for, and raise ClosedError.
         """
         self._handle = None  # no new sessions from here on
+        self._stops.now()
+        self._stops.wait()
         for session in all_sessions():
             if session._model is self:
                 session._closed = f"the model {self.path.name} is closed; load it again"

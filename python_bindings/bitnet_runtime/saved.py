@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError, SessionFileError, check, shown
+from bitnet_runtime.handles import Handle
 
 
 def packed(session: Any, note: bytes) -> Any:
@@ -80,18 +81,18 @@ def replace(path: Path, data: Any) -> None:
             os.close(folder)
 
 
-def load(model: Any, path: str | os.PathLike[str]) -> tuple[Any, bytes]:
-    """A bn_session of a bn_model, and the note. Raises SessionFileError, OSError."""
-    out, detail = ffi.new("bn_session **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
+def load(model: Any, path: str | os.PathLike[str], new: Handle) -> bytes:
+    """A session of a `bn_model *` to the handle; its note. Raises SessionFileError, OSError."""
+    detail = ffi.new("char[]", lib.BN_DETAIL_SIZE)
     note, size = ffi.new("const uint8_t **"), ffi.new("uint64_t *")
     with _mapped(Path(path)) as data, ffi.from_buffer("uint8_t[]", data) as view:
-        status = lib.bn_session_load(model, view, len(data), out, note, size, detail)
+        status = lib.bn_session_load(model, view, len(data), new.cell, note, size, detail)
         why = ffi.string(detail).decode("utf-8", "replace")
         if status in (lib.BN_ERR_MEMORY, lib.BN_ERR_CACHE):
             check(status, f"{path}: {why}")
         if status:
             raise SessionFileError(f"{path}: {why}")
-        return out[0], bytes(ffi.buffer(note[0], size[0]))
+        return bytes(ffi.buffer(note[0], size[0]))
 
 
 _RECORD = struct.Struct("<8s2I3Q2I4i2I2i2Q2IiI")

@@ -39,18 +39,18 @@ class Session(SessionInput):
     ) -> Session:
         """`Model.session`. kv_type: not the model's."""
         model.require_text()
-        options, out = model._session_options(n_ctx, kv_type, adapter, draft), ffi.new("bn_session **")
-        handle = model._open
-        check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
-        return cls(model, Handle(out[0], handle))
+        options = model._session_options(n_ctx, kv_type, adapter, draft)
+        handle, new = model._open, Handle("session")
+        check_session(lib.bn_session_new(handle.pointer, options, new.cell), handle.pointer, options)
+        return cls(model, new)
 
     @classmethod
     def _load(cls, model: ModelFacts, path: str | os.PathLike[str]) -> Session:
         """`Model.load_session`."""
         model.require_text()
-        handle = model._open
-        pointer, note = saved.load(handle.pointer, path)
-        session = cls(model, Handle(pointer, handle))
+        handle, new = model._open, Handle("session")
+        note = saved.load(handle.pointer, path, new)
+        session = cls(model, new)
         session._note = note
         return session
 
@@ -113,11 +113,11 @@ class Session(SessionInput):
 
         The cache is not copied but for the block of 64 tokens in which the texts part.
         """
-        out = ffi.new("bn_session **")
+        new = Handle("session")
         with self._lock:
             handle = self._open
-            check(lib.bn_session_fork(handle.pointer, out))
-            return Session(self._model, Handle(out[0], handle))
+            check(lib.bn_session_fork(handle.pointer, new.cell))
+            return Session(self._model, new)
 
     def save(self, path: str | os.PathLike[str], note: bytes = b"") -> None:
         """Write tokens, cache and seed to a file, for `Model.load_session`: it goes on as if never interrupted.

@@ -15,10 +15,14 @@ from bitnet_runtime.errors import CancelledError, ClosedError, StateError, check
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Closing, Handle, Unique
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.stops import Stops
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+CANCELLED = "this session was cancelled; rewind() or reset() ends that"
 
 
 class SessionState(Closing, Unique):
@@ -28,6 +32,7 @@ class SessionState(Closing, Unique):
         self._model = model
         self._handle: Handle | None = handle  # None when closed
         self._cancelled = False
+        self._stops = Stops()
         self._closed = "this session is closed; make a new one with Model.session()"
         self._vocab_size = model.vocab_size
         self._lock = threading.RLock()  # re-entrant, for signal handlers
@@ -82,6 +87,7 @@ class SessionState(Closing, Unique):
         self._cancelled = True  # before the C library knows, see _cut
         if handle is not None:
             lib.bn_session_cancel(handle.pointer)
+        self._stops.now()
 
     def rewind(self, n: int) -> None:
         """Forget all tokens from position n on; then logits are unavailable until the next append. Ends a `cancel`.
@@ -216,6 +222,7 @@ class SessionState(Closing, Unique):
         handle, self._handle = self._handle, None
         if handle is not None:
             lib.bn_session_cancel(handle.pointer)
+        self._stops.now()
         with self._lock:
             pass
 
@@ -224,6 +231,12 @@ class SessionState(Closing, Unique):
         if self._handle is None:
             raise ClosedError(self._closed)
         return self._handle
+
+    def _go_on(self) -> None:
+        """Raises if it was closed or cancelled."""
+        self._open  # noqa: B018  raises
+        if self._cancelled:
+            raise CancelledError(CANCELLED)
 
     def _check(self, status: int) -> None:
         check_all((self,), status)
@@ -240,7 +253,7 @@ def check_all(sessions: Iterable[SessionState], status: int) -> None:
     if status == lib.BN_ERR_CANCELLED:
         for session in sessions:
             session._open  # noqa: B018  raises
-        raise CancelledError("this session was cancelled; rewind() or reset() ends that")
+        raise CancelledError(CANCELLED)
     check(status)
 
 

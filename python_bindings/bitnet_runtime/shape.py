@@ -14,6 +14,7 @@ from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo, read_image_info
 from bitnet_runtime.model_adapters import ModelAdapters
 from bitnet_runtime.once import once
+from bitnet_runtime.stops import Stops
 
 KV_TYPES = {ffi.string(lib.bn_kv_name(number)).decode(): number for number in range(lib.BN_KV_TYPES)}
 POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
@@ -47,6 +48,7 @@ class ModelShape(ModelAdapters):
     ) -> None:
         """Read all that does not change."""
         self._adapters = dict(adapters)
+        self._stops = Stops()
         self._path, self._kv_type = path, kv_type
         self._handle: Handle | None = handle  # None when closed
         struct = ffi.new("bn_model_info *")

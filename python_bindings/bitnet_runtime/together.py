@@ -140,6 +140,10 @@ class Batch(Closing):
     def __next__(self) -> Step:
         try:
             return self._next()
+        except IndexError as error:
+            if self._closed:  # in this moment
+                raise StopIteration from error
+            raise
         except Exception:
             raise
         except BaseException:  # Ctrl-C: sessions may hold tokens of a pass of which their streams do not know
@@ -153,10 +157,11 @@ class Batch(Closing):
             if not self._active and not self._steps:
                 raise StopIteration
             for stream, error in self._passes.run(self._active):
-                if stream.loads:
-                    self._active.remove(stream)
+                if stream.loads and self._leaves(stream):
                     self._active.append(stream)
                 self._read(stream, error)
+            if self._closed:  # meanwhile
+                self.close()
         step = self._steps.popleft()
         if isinstance(step, Step):
             return step
@@ -175,6 +180,14 @@ class Batch(Closing):
                 error = failed
             self._read(stream, error)
 
+    def _leaves(self, stream: Stream) -> bool:
+        """Whether it was there: whoever closes the batch takes all away."""
+        try:
+            self._active.remove(stream)
+        except ValueError:
+            return False
+        return True
+
     def _read(self, stream: Stream, error: Exception | None) -> None:
         """What is there of a text. Its error comes in its turn: the others of a pass have to be read, too."""
         pieces = []
@@ -186,12 +199,12 @@ class Batch(Closing):
             while stream.ready and not stream.done:
                 pieces.append(stream.pop())
         except Exception as failed:
-            self._active.remove(stream)
+            self._leaves(stream)
             stream.close()
             self._steps.append((stream, failed))
             return
         if stream.done:
-            self._active.remove(stream)
+            self._leaves(stream)
             stream.close()
             pieces = pieces or [Piece("", None)]
         last = len(pieces) - 1

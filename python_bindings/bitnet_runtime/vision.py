@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError, NumericError, UnsupportedModelError, check, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo
+from bitnet_runtime.stops import Stops
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,13 +19,23 @@ if TYPE_CHECKING:
 ROWS = 512  # vectors that are computed in one call
 
 
-def encode(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+class Asking(Protocol):
+    """A model, or a session of it: closing it, or cancelling, ends what it asked for."""
+
+    _stops: Stops
+
+    def _go_on(self) -> None:
+        """Raises if it was closed or cancelled."""
+
+
+def encode(model: ModelFacts, pixels: NDArray[np.floating[Any]], session: Asking | None = None) -> NDArray[np.float32]:
     """The vectors that stand for images in a prompt: float32 (n, n_tokens, width).
 
-    pixels: (n, channels, image_size, image_size) with values from 0 to 1.
+    pixels: (n, channels, image_size, image_size) with values from 0 to 1. session: whose prompt it is.
     """
     seen = model.require_images()
-    return _computed(model, seen, pixels, lib.bn_image_encode, (seen.n_tokens, seen.width))
+    shape = (seen.n_tokens, seen.width)
+    return _computed(model, seen, pixels, lib.bn_image_encode, shape, session or model)
 
 
 def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -35,11 +46,16 @@ def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.fl
             f"{model.path.name} names no pooling of images, so they do not become one vector; use encode_image"
             + ", or ask about them: Model.generate (`bitnet generate --image`)" * model.has_head
         )
-    return _computed(model, seen, pixels, lib.bn_image_embed, (seen.width,))
+    return _computed(model, seen, pixels, lib.bn_image_embed, (seen.width,), model)
 
 
 def _computed(
-    model: ModelFacts, seen: ImageInfo, pixels: NDArray[np.floating[Any]], call: Any, shape: tuple[int, ...]
+    model: ModelFacts,
+    seen: ImageInfo,
+    pixels: NDArray[np.floating[Any]],
+    call: Any,
+    shape: tuple[int, ...],
+    asking: Asking,
 ) -> NDArray[np.float32]:
     import numpy as np
 
@@ -47,7 +63,11 @@ def _computed(
     out = np.empty((len(given), *shape), np.float32)
     step = max(1, ROWS // seen.n_tokens)
     for start in range(0, len(given), step):
-        status = _obeying(call, model._open, given[start : start + step], out[start : start + step])
+        with asking._stops.call() as stop:
+            asking._go_on()
+            status = _obeying(call, model._open, given[start : start + step], out[start : start + step], stop)
+        if status == lib.BN_ERR_CANCELLED:
+            asking._go_on()
         if status == lib.BN_ERR_NUMERIC:
             raise NumericError(
                 f"the vectors of an image are not finite; its pixels are from {given.min()} to {given.max()}, "
@@ -57,9 +77,9 @@ def _computed(
     return out
 
 
-def _obeying(call: Any, model: Handle, pixels: NDArray[np.float32], out: NDArray[np.float32]) -> int:
+def _obeying(call: Any, model: Handle, pixels: NDArray[np.float32], out: NDArray[np.float32], stop: Any) -> int:
     """The status of a call, which Ctrl-C stops: Python hears it in the main thread, so another one computes."""
-    stop, status = ffi.new("bn_stop *"), list[int]()
+    status = list[int]()
 
     def compute() -> None:  # keeps all that is in use, whoever closes the model meanwhile
         some = ffi.from_buffer("float[]", pixels)

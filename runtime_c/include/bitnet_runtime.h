@@ -307,7 +307,8 @@ BN_API bn_status bn_model_open(const char *path, const bn_load_options *options,
 BN_API bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_options *options,
                                      bn_model **model, char *detail);
 
-/* Close; NULL is allowed. All sessions of the model must be freed before. */
+/* Close; NULL is allowed. No call may be given it any more, but its sessions go on as before: what
+ * they need of it is freed with the last of them. */
 BN_API void bn_model_close(bn_model *model);
 
 BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);

@@ -108,6 +108,7 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         bn_mapping_close(&mapping);
         return status;
     }
+    atomic_init(&m->users, 1);
     m->mapping = mapping;
     m->budget.most = o->cache_bytes;
     m->image_kv_type = image_type(o->image_kv_type);
@@ -198,8 +199,12 @@ bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_opti
     return explain(open_mapping(mapping, options, model, detail), detail);
 }
 
-void bn_model_close(bn_model *m) {
-    if (!m)
+void bn_model_join(bn_model *m) {
+    atomic_fetch_add(&m->users, 1);
+}
+
+void bn_model_leave(bn_model *m) {
+    if (atomic_fetch_sub(&m->users, 1) > 1)
         return;
     bn_pool_free(m->pool);
     free(m->work); /* of sessions that a forked child has from its parent */
@@ -209,6 +214,11 @@ void bn_model_close(bn_model *m) {
     bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
+}
+
+void bn_model_close(bn_model *m) {
+    if (m)
+        bn_model_leave(m);
 }
 
 size_t bn_most_rank(const bn_model *m, const bn_stack *stack) {

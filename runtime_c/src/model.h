@@ -28,13 +28,18 @@ struct bn_model {
     int32_t n_added;
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
     atomic_size_t n_sessions;
-    bn_budget budget; /* of their caches */
-    bn_pace pace;     /* of who has the turn */
+    atomic_size_t users; /* who opened it, until it is closed, and each session */
+    bn_budget budget;    /* of their caches */
+    bn_pace pace;        /* of who has the turn */
 };
 
 static inline int bn_reads(const bn_model *m) {
     return m->stack.layers != NULL;
 }
+
+/* A session begins, or ends; the last user frees the model. */
+void bn_model_join(bn_model *m);
+void bn_model_leave(bn_model *m);
 
 /* Of the adapters that rows of a stack of it can have; 0: there are none. */
 size_t bn_most_rank(const bn_model *m, const bn_stack *stack);

@@ -271,6 +271,25 @@ static void test_forked_process(void) {
     CHECK_EQ(status, 0);
 }
 
+/* Its sessions keep what they need of a model. */
+static void test_closed_before_its_sessions(void) {
+    bn_session *s, *copy;
+    bn_model *own;
+    int32_t text[PROMPT], first, again, n;
+    size_t size;
+    uint8_t *file = open_large_vocabulary(&own, text, &size);
+    ok(bn_session_new(own, NULL, &s));
+    ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, NULL));
+    ok(bn_session_fork(s, &copy));
+    ok(bn_session_step(copy, &(bn_sampler){0}, NULL, 0, &first, 1, &n));
+    bn_model_close(own);
+    bn_session_free(copy);
+    ok(bn_session_step(s, &(bn_sampler){0}, NULL, 0, &again, 1, &n));
+    CHECK_EQ(again, first);
+    bn_session_free(s);
+    free(file);
+}
+
 int main(void) {
     size_t size;
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
@@ -281,6 +300,7 @@ int main(void) {
         test_score();
     }
     plain.kv_type = BN_KV_F16;
+    test_closed_before_its_sessions();
     test_memory();
     test_batch_of_different_contexts();
     test_refusals();

@@ -123,6 +123,7 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
         free(s);
         return BN_ERR_MEMORY;
     }
+    bn_model_join(model);
     *session = s;
     return BN_OK;
 }
@@ -132,6 +133,7 @@ void bn_session_free(bn_session *s) {
         return;
     bn_turn_leave(s->model);
     bn_cache_end(&s->cache);
+    bn_model_leave(s->model);
     free(s->memory);
     free(s);
 }
