@@ -20,7 +20,7 @@ from bitnet_export import random_model
 from bitnet_runtime import Model, _native
 from bitnet_runtime._native import ffi, lib
 from packed_files import SMALL, packed_bytes
-from vision_models import PALIGEMMA, TOWERS
+from vision_models import CAUSAL, PALIGEMMA, TOWERS
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime_c"
@@ -229,12 +229,17 @@ def test_the_example_of_images_says_what_python_says(plain_library: Path, tmp_pa
     example = RUNTIME / "examples" / "image.c"
     run(CC, "-std=c11", example, *INCLUDES, plain_library, f"-Wl,-rpath,{plain_library.parent}", "-o", program)
     ppm.write_bytes(b"P6 14 14 255\n" + pixels)
-    models = {"decoder": PALIGEMMA, "towers": TOWERS.replace(similarity_scale=9.0, similarity_bias=-4.0)}
+    models = {
+        "decoder": PALIGEMMA,
+        "causal": CAUSAL,
+        "towers": TOWERS.replace(similarity_scale=9.0, similarity_bias=-4.0),
+    }
     for name, config in models.items():
         random_model(config, tmp_path / name)
-    with Model.load(tmp_path / "decoder") as model:
-        answer = model.generate([250, 7, 8], images=ppm, max_tokens=5, temperature=0).tokens
-    assert run(program, tmp_path / "decoder", ppm, "5", "7", "8").split() == [str(token) for token in answer]
+    for name in ("decoder", "causal"):
+        with Model.load(tmp_path / name) as model:
+            answer = model.generate([250, 7, 8], images=ppm, max_tokens=5, temperature=0).tokens
+        assert run(program, tmp_path / name, ppm, "5", "7", "8").split() == [str(token) for token in answer]
     with Model.load(tmp_path / "towers") as model:
         fits = float(model.similarity(ppm, [[7, 8]])[0, 0])
     # Printed with 6 digits; the fp32 sum of 36 products in another order

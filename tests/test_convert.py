@@ -241,7 +241,10 @@ def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixtu
         assert main(["convert", str(own), str(gguf), "--to", "gguf"]) == 0
     capsys.readouterr()
     for out in (text, other):
-        assert f"{out} exists and is not a GGUF file; give another name" in run(capsys, own, out, "--to", "gguf")[1]
+        assert (
+            f"{out} exists and is a packed file, expected a GGUF file; give another name"
+            in run(capsys, own, out, "--to", "gguf")[1]
+        )
     for source in (gguf, own):
         verb = "convert" if source == gguf else "export"
         assert main([verb, str(source), str(text)]) == 1

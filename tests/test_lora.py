@@ -99,6 +99,9 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: 
     report = export_checkpoint(run, tmp_path / "whole.bitnet", tokens=2000)
     assert report.tensors_equal == len(before.tensor_names()) + len(learnt) + 1  # with the frequencies of RoPE
     size = (tmp_path / "a.bitnet").stat().st_size
+    export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=500)  # again
+    with pytest.raises(FileExistsError, match=r"a.bitnet exists and is an adapter, expected a packed file"):
+        export_checkpoint(run, tmp_path / "a.bitnet", tokens=500)
     assert alone.adapter_bytes == size and f"adapter    {size / 1e6:.2f} MB" in str(alone)
     assert size < (base / "model.bitnet").stat().st_size / 2
     capsys.readouterr()
@@ -176,4 +179,7 @@ def test_an_adapter_does_not_replace_its_base(base: Path, tmp_path: Path) -> Non
     for given in (packed, link):
         with pytest.raises(FileExistsError, match="is the source and would be replaced"):
             export_adapter(base / "run", given, packed, tokens=500)
-    assert packed.read_bytes() == before
+    other = shutil.copy(packed, tmp_path / "other.bitnet")
+    with pytest.raises(FileExistsError, match=r"other.bitnet exists and is a packed file, expected an adapter"):
+        export_adapter(base / "run", packed, other, tokens=500)
+    assert packed.read_bytes() == other.read_bytes() == before

@@ -203,6 +203,12 @@ def test_every_number_comes_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["m.bitnet"]
 
 
+def test_metadata_may_name_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    write_values(tmp_path / name, EVERYTHING, metadata={"provenance": {"data": [name]}})
+    assert PackedFile.open(tmp_path / name).metadata["provenance"] == {"data": ["caf?.txt"]}
+
+
 @pytest.mark.parametrize("scope", ["tensor", "row", "group"])
 @pytest.mark.parametrize("head_format", ["int8", "f16", "f32", "ternary"])
 def test_encodings_and_scopes(scope: str, head_format: str, tmp_path: Path) -> None:

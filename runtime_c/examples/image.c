@@ -49,20 +49,34 @@ static float *read_ppm(const char *path, uint32_t size) {
     return pixels;
 }
 
-/* Continue image and text. The tokens of an image come first; a prefix sees all of itself. */
-static void answer(bn_model *model, const bn_image_info *seen, const float *pixels,
-                   const int32_t *text, int32_t n_text, int32_t count) {
-    const int32_t n_image = (int32_t)seen->n_tokens, n = n_image + n_text;
-    float *vectors = room((size_t)n_image * seen->width, sizeof *vectors);
+/* The tokens of an image come first. A prefix sees all of itself, so it comes whole. */
+static void append(bn_session *session, bool prefix, const float *vectors, int32_t n_image,
+                   const int32_t *text, int32_t n_text) {
+    const int32_t n = n_image + n_text;
+    if (!prefix) {
+        check(bn_session_append_embeddings(session, vectors, n_image, BN_LOGITS_NONE, NULL),
+              "picture", NULL);
+        check(bn_session_append(session, text, n_text, BN_LOGITS_LAST, NULL), "prompt", NULL);
+        return;
+    }
     int32_t *prompt = room((size_t)n, sizeof *prompt);
     for (int32_t i = 0; i < n; i++)
         prompt[i] = i < n_image ? BN_NO_TOKEN : text[i - n_image];
-
-    bn_session *session;
-    check(bn_image_encode(model, pixels, 1, vectors, NULL), "picture", NULL);
-    check(bn_session_new(model, NULL, &session), "session", NULL);
     check(bn_session_append_prefix(session, prompt, vectors, n, BN_LOGITS_LAST, NULL), "prompt",
           NULL);
+    free(prompt);
+}
+
+/* Continue image and text. */
+static void answer(bn_model *model, const bn_image_info *seen, const float *pixels,
+                   const int32_t *text, int32_t n_text, int32_t count) {
+    float *vectors = room((size_t)seen->n_tokens * seen->width, sizeof *vectors);
+    bn_model_info info;
+    bn_session *session;
+    check(bn_model_get_info(model, &info), "model", NULL);
+    check(bn_image_encode(model, pixels, 1, vectors, NULL), "picture", NULL);
+    check(bn_session_new(model, NULL, &session), "session", NULL);
+    append(session, info.mask == BN_MASK_PREFIX, vectors, (int32_t)seen->n_tokens, text, n_text);
     bn_status status = BN_OK;
     for (int32_t i = 0; i < count && !status; i++) {
         int32_t token, n_made;
@@ -73,7 +87,6 @@ static void answer(bn_model *model, const bn_image_info *seen, const float *pixe
     if (status != BN_ERR_CONTEXT) /* a full context ends the text */
         check(status, "generate", NULL);
     bn_session_free(session);
-    free(prompt);
     free(vectors);
 }
 

@@ -355,7 +355,8 @@ BN_API void bn_stop_now(bn_stop *stop);
 
 /* n >= 1 images to vectors. pixels: float[n][channels][image_size][image_size], values from 0 to 1,
  * rows from top to bottom. out: float[n][n_tokens][width], behind the projector if there is one:
- * what bn_session_append_prefix takes in place of image tokens, or the states themselves. */
+ * what bn_session_append_prefix takes in place of image tokens, and bn_session_append_embeddings
+ * with a causal mask, or the states themselves. */
 BN_API bn_status bn_image_encode(const bn_model *model, const float *pixels, int32_t n, float *out,
                                  const bn_stop *stop);
 

@@ -36,8 +36,8 @@ def export_adapter(
     as much room on disk as that for a moment. Raises ValueError: a bad checkpoint, VerificationError, or another model.
     """
     model, out = PackedFile.open(base), Path(out)
-    spare(Path(checkpoint), out)
-    spare(Path(base), out)
+    spare(Path(base), out, "adapter")
+    spare(Path(checkpoint), out, "adapter")
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         file = Path(folder) / "whole.bitnet"
         encoding = next((r.encoding.bits for r in model.tensors.values() if r.encoding.bits), "2.0")

@@ -93,27 +93,35 @@ def renaming(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
-def spare(source: Path, out: Path, magic: bytes = records.MAGIC) -> None:
+def spare(source: Path, out: Path, kind: str = "model") -> None:
     """Raises FileExistsError: writing `out` would replace the source, a part of it, or anything but an older result.
 
-    magic: how a file of the kind that is written begins.
+    kind: of what is written, as `kind_of` says it.
     """
     if not out.is_file():
         return
-    older = _begins(out, magic)
+    found = kind_of(out)
     is_checkpoint = (source / "state.json").is_file()  # which lies in a run
     folder = source.resolve().parent if is_checkpoint else source.resolve()
-    inside = source.is_dir() and not older and out.resolve().is_relative_to(folder)
+    inside = source.is_dir() and found != kind and out.resolve().is_relative_to(folder)
     if inside or (source.is_file() and out.samefile(source)):
         raise FileExistsError(f"{out} is {'in ' if inside else ''}the source and would be replaced; give another name")
-    if not older and out.stat().st_size:
-        kind = "packed" if magic == records.MAGIC else magic.decode()
-        raise FileExistsError(f"{out} exists and is not a {kind} file; give another name")
+    if found != kind and out.stat().st_size:
+        what = f"is {_KINDS[found]}, expected" if found else "is not"
+        raise FileExistsError(f"{out} exists and {what} {_KINDS[kind]}; give another name")
 
 
-def _begins(file: Path, magic: bytes) -> bool:
+_KINDS = {"model": "a packed file", "adapter": "an adapter", "GGUF": "a GGUF file"}
+
+
+def kind_of(file: Path) -> str | None:
+    """What a file is by its first bytes: "model", "adapter", both of ours, or "GGUF"."""
     with file.open("rb") as handle:
-        return handle.read(len(magic)) == magic
+        head = handle.read(records.HEADER.size)
+    if head.startswith(records.MAGIC):
+        flags = records.HEADER.unpack(head)[2] if len(head) == records.HEADER.size else 0
+        return "adapter" if flags & records.ADAPTER_ALONE else "model"
+    return "GGUF" if head.startswith(b"GGUF") else None
 
 
 def write_packed(
@@ -144,12 +152,17 @@ def write_packed(
     front = {
         records.STACKS: b"".join(map(pack_stack, stacks)),
         records.TENSORS: b"",
-        records.METADATA: json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode(),
+        records.METADATA: _json(description),
         records.TOKENIZER: tokenizer,
         records.TEMPLATE: template,
     }
     known = {kind: content for kind, content in front.items() if content is not None}
     write_sections(path, stacks, source, known, base=base, check=check)
+
+
+def _json(description: dict[str, Any]) -> bytes:
+    """Names of files may have bytes that are no text."""
+    return json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8", "replace")
 
 
 def write_sections(

@@ -88,7 +88,7 @@ def write_gguf(
         if word not in words:
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
     path = Path(out)
-    spare(Path(source), path, b"GGUF")
+    spare(Path(source), path, "GGUF")
     file, config, problems = open_decoder(source)
     graph, differences = _nearest(config)
     writer = _Writer(file, config, graph, body, head, exact_scales)
