@@ -240,11 +240,8 @@ def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixtu
     for _ in range(2):  # the second replaces what the first wrote
         assert main(["convert", str(own), str(gguf), "--to", "gguf"]) == 0
     capsys.readouterr()
-    for out in (text, other):
-        assert (
-            f"{out} exists and is a packed file, expected a GGUF file; give another name"
-            in run(capsys, own, out, "--to", "gguf")[1]
-        )
+    for out, found in ((text, "is not a GGUF file"), (other, "is a packed file, expected a GGUF file")):
+        assert f"{out} exists and {found}; give another name" in run(capsys, own, out, "--to", "gguf")[1]
     for source in (gguf, own):
         verb = "convert" if source == gguf else "export"
         assert main([verb, str(source), str(text)]) == 1
