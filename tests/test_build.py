@@ -302,6 +302,7 @@ def test_cmake_finds_the_installed_library(
     cmake = cmake_command()
     run(cmake, "-S", RUNTIME / "examples", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed[kind]}")
     run(cmake, "--build", tmp_path)
+    assert [file.read_bytes() for file in installed[kind].rglob("LICENSE")] == [(ROOT / "LICENSE").read_bytes()]
     assert run(tmp_path / "example_generate", model, "5", "1", "2", "3") == expected
     assert run(tmp_path / "example_batch", model, "2", stdin="1 2 3\n4\n").count("\n") == 2
 

@@ -233,6 +233,15 @@ def test_a_source_is_not_replaced(own: Path, capsys: pytest.CaptureFixture[str])
     assert main(["convert", str(folder), str(folder / "model.bitnet"), "--tokens", "3"]) == 0  # a new file is welcome
 
 
+@pytest.mark.parametrize("to", [(), ("--to", "gguf")])
+def test_a_source_that_is_not_there_is_said_at_once(
+    to: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = "a packed file" if to else "a Hugging Face folder or a GGUF file"
+    assert main(["convert", str(tmp_path / "no"), str(tmp_path / "out"), *to]) == 1
+    assert f"{tmp_path / 'no'} does not exist, expected {expected}" in capsys.readouterr().err
+
+
 def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, other, gguf = (own.with_name(name) for name in ("thesis.txt", "other.bitnet", "a.gguf"))
     text.write_text("years of work")

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import encodings, positive, refuse
@@ -82,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
         if args.to not in _GOES_WITH[name]:
             targets = " and ".join(map(_target, _GOES_WITH[name]))
             return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
+    if not Path(args.source).exists():
+        kind = "a packed file" if args.to else "a Hugging Face folder or a GGUF file"
+        raise FileNotFoundError(f"{args.source} does not exist, expected {kind}")
     report: Conversion | Written | OnnxReport
     with _progress_line() as progress:
 
