@@ -71,8 +71,12 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
         EACH_PANEL_AND(DOT, t)                                                                     \
     }
 /* More streams than the hardware sees coming from memory (15 GB/s without, 27 with this, 4
- * tokens). */
-#define AHEAD(p, f) _mm_prefetch((const char *)next + p * stride, _MM_HINT_T0);
+ * tokens). With so many, multiplying takes longer than memory. */
+#define AHEAD(p, f)                                                                                \
+    if (T < 4)                                                                                     \
+        prefetch_twice(next + p * stride, tile + p * stride);                                      \
+    else                                                                                           \
+        _mm_prefetch((const char *)next + p * stride, _MM_HINT_T0);
 #define CODES(p, f)                                                                                \
     const bytes codes##p =                                                                         \
         from == FROM_KEPT ? bytes_load(kept + (f * TOGETHER + p) * sizeof(bytes))                  \
@@ -127,17 +131,15 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
  * panels). */
 INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
     const uint8_t *tile = m->tiles + panel * m->panel_stride, *next = tile + m->panel_stride;
-    const uint8_t *ahead = next + m->panel_stride;
+    const uint8_t *ahead = next + bn_max(m->panel_stride, FAR);
     const int8_t *q = m->q;
     sums sum[2][2][4];
     UNROLL
     for (int f = 0; f < 4; f++)
         sum[0][0][f] = sum[0][1][f] = sum[1][0][f] = sum[1][1][f] = sums_zero();
     for (size_t k = m->k_tiles; k > 0; k--) {
-        prefetch_from_memory(ahead);
-        prefetch_from_memory(ahead + BN_TILE_BYTES);
-        prefetch_from_second_cache(tile + NEAR);
-        prefetch_from_second_cache(next + NEAR);
+        prefetch_twice(ahead, tile);
+        prefetch_twice(ahead + BN_TILE_BYTES, next);
         const bytes a = bytes_load(tile), b = bytes_load(next);
         UNROLL
         for (int f = 0; f < 4; f++) {
