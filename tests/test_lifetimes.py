@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import os
 import pickle
@@ -16,9 +17,19 @@ from typing import Any
 
 import pytest
 
+import bitnet_runtime.errors
 import runtime_models
-from bitnet_runtime import ClosedError, Model, Session
+from bitnet_runtime import (
+    BitnetError,
+    ClosedError,
+    ContextLengthError,
+    InvalidParameterError,
+    Model,
+    ModelNotFoundError,
+    Session,
+)
 from bitnet_runtime._native import lib
+from bitnet_runtime.errors import naming
 from runtime_models import TEMPLATE, scripted_model, small_model
 
 
@@ -246,3 +257,24 @@ def test_copies_are_refused(model: Model, what: str) -> None:
         with pytest.raises(TypeError, match=f"a {what.capitalize()} cannot be copied or pickled; give .* path"):
             make(thing)  # type: ignore[operator]
     assert model.generate([1], max_tokens=1).tokens
+
+
+ERRORS: dict[type[Exception], Exception] = {kind: kind("why") for kind in vars(bitnet_runtime.errors).values()
+    if isinstance(kind, type) and issubclass(kind, BitnetError) and kind is not ContextLengthError} | {
+    ContextLengthError: ContextLengthError(300, 256, most=512, some="some of them are of images"),
+    InvalidParameterError: InvalidParameterError("n is -1", "n"),
+    ModelNotFoundError: ModelNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "model.bitnet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=[kind.__name__ for kind in ERRORS])
+def test_errors_come_whole_out_of_another_process(error: Exception) -> None:
+    """As those of a ProcessPoolExecutor do; also where it was said of which prompt they are."""
+    with pytest.raises(type(error)), naming("prompt 3"):
+        raise error
+    error.add_note("a note")
+    ways: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))]
+    for made in (way(error) for way in ways):
+        assert type(made) is type(error)
+        assert (str(made), made.args, vars(made)) == (str(error), error.args, vars(error))
+        assert getattr(made, "errno", 0) == getattr(error, "errno", 0)

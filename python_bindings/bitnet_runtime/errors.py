@@ -71,6 +71,14 @@ class ContextLengthError(BitnetError, ValueError):
         self.n_prompt, self.n_ctx, self.most = n_prompt, n_ctx, most
         self.some = some
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As `args` has the sentence, which `naming` may have begun anew, and `__init__` takes numbers."""
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[BitnetError], args: tuple[Any, ...]) -> BitnetError:
+    return kind.__new__(kind, *args)
+
 
 class CacheFullError(BitnetError, RuntimeError):
     """No room for more tokens in the `cache_bytes` of the model. The session is as before: go on when others ended."""
