@@ -16,12 +16,15 @@ from bitnet_runtime import (
     ContextLengthError,
     InvalidParameterError,
     Model,
+    Sampling,
     Session,
     StateError,
     TokenizerError,
     available_isas,
 )
+from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.shape import KV_TYPES
+from bitnet_runtime.steps import Entry, step_batch
 from runtime_models import SMALL, byte_tokenizer, small_model
 
 
@@ -195,6 +198,15 @@ def test_more_than_the_context(model: Model) -> None:
         assert (caught.value.n_prompt, caught.value.n_ctx) == (11, 10)
         assert "ask for a larger n_ctx: the model allows up to 256" in str(caught.value)
         assert session.position == 8
+        session.feed([1, 2])
+        entry = Entry(session, [5, 6], most=1)
+        step_batch([entry])
+        assert isinstance(entry.error, ContextLengthError) and entry.error.n_prompt == 12
+        greedy = Sampler(Sampling(temperature=0), model.vocab_size)
+        for full in (lambda: session.step(5), lambda: session.advance(greedy), lambda: session.append([5])):
+            with pytest.raises(ContextLengthError, match=r"^11 tokens exceed .* is 10 tokens; .* allows up to 256"):
+                full()
+        assert session.tokens == [1] * 9 + [2]
 
 
 def test_a_list_where_one_is_expected(model: Model) -> None:

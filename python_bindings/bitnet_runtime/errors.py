@@ -153,7 +153,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_IO: ModelFileError,
     lib.BN_ERR_NOT_REGULAR: ModelFileError,
     lib.BN_ERR_UNSUPPORTED: UnsupportedModelError,
-    lib.BN_ERR_CONTEXT: InvalidParameterError,  # callers check first and raise ContextLengthError
+    lib.BN_ERR_CONTEXT: InvalidParameterError,  # callers know both numbers, and raise ContextLengthError
     lib.BN_ERR_TOKEN: InvalidParameterError,
     lib.BN_ERR_STATE: StateError,
     lib.BN_ERR_CANCELLED: CancelledError,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import (
-    ContextLengthError,
     InvalidParameterError,
     StateError,
     UnsupportedModelError,
@@ -214,5 +213,5 @@ class SessionInput(SessionState):
                 "a bidirectional text comes whole, in one call, and this session holds one; reset() it before"
             )
         if self.position + n > self.n_ctx:
-            raise ContextLengthError(self.position + n, self.n_ctx, most=self._model.info.max_context)
+            self._check(lib.BN_ERR_CONTEXT, n)
         return self._open

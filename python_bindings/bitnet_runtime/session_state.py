@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import whole
-from bitnet_runtime.errors import CancelledError, ClosedError, StateError, check
+from bitnet_runtime.errors import CancelledError, ClosedError, ContextLengthError, StateError, check
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Closing, Handle, Unique
 from bitnet_runtime.ids import NO_TOKEN
@@ -238,7 +238,10 @@ class SessionState(Closing, Unique):
         if self._cancelled:
             raise CancelledError(CANCELLED)
 
-    def _check(self, status: int) -> None:
+    def _check(self, status: int, n: int = 1) -> None:
+        """`errors.check` of a call that was to append n tokens."""
+        if status == lib.BN_ERR_CONTEXT:
+            raise ContextLengthError(self.position + n, self.n_ctx, most=self._model.info.max_context)
         check_all((self,), status)
 
     def __repr__(self) -> str:

@@ -117,6 +117,6 @@ def _take_errors(entries: Sequence[Entry], found: Sequence[int], status: int) ->
     refused = 0 if any(found) else status
     for entry, own in zip(entries, found, strict=True):
         try:
-            entry.session._check(own or refused)
+            entry.session._check(own or refused, len(entry.tokens))
         except BitnetError as error:
             entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions
