@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
                         tokens, sampling = prompts[i]
                         extend(session, tokens)
                         own = stack.enter_context(session.fork())
-                        streams.append(self.model.stream(tokens, session=own, seed=i, **sampling))
+                        streams.append(partial(self.model.stream, tokens, session=own, seed=i, **sampling))
                     for i, result in zip(batch, generate_batch(streams), strict=True):
                         answers[i] = result.text
                         self.cache_hook.add_partial("generate_until", requests[i].args, result.text)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import operator
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +252,7 @@ def test_one_of_a_batch_is_cancelled(slow: Model) -> None:
     with slow.session() as session:
         streams = [slow.stream([0], **options), slow.stream([1], session=session, **options)]
         streams += [slow.stream([2], **options), slow.stream([3], **options)]
-        running = Background(lambda: generate_batch(streams))
+        running = Background(lambda: generate_batch(partial(operator.getitem, streams, i) for i in range(4)))
         wait_for(lambda: held(session) > 5)
         session.cancel()
         streams[3].close()

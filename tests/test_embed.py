@@ -18,6 +18,7 @@ from bitnet_cli import main
 from bitnet_export import VerificationError, export_checkpoint
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import (
+    CacheFullError,
     ContextLengthError,
     InvalidParameterError,
     Model,
@@ -195,6 +196,18 @@ def test_a_decoder_embeds_when_a_pooling_is_named(tmp_path: Path) -> None:
         last, mean = (model.embed("abc", pooling=pooling) for pooling in ("last", "mean"))
         assert last.shape == mean.shape == (1, 64) and not np.array_equal(last, mean)
         assert model.generate("abc", max_tokens=3, temperature=0).usage.completion_tokens == 3
+
+
+def test_a_list_is_embedded_as_far_as_the_cache_has_room(tmp_path: Path) -> None:
+    path, texts = small_model(tmp_path), [[1 + i] * 30 for i in range(7)]
+    with Model.load(path, threads=1) as model:
+        expected = model.embed(texts, pooling="mean")
+        limit = 3 * 64 * model.kv_bytes_per_token
+    with Model.load(path, threads=1, cache_bytes=limit) as model:
+        assert np.array_equal(model.embed(texts, pooling="mean"), expected)
+        with pytest.raises(CacheFullError):
+            model.embed([[1], [2] * 200], pooling="mean")
+        assert model.cache_bytes == 0
 
 
 def test_a_file_without_a_tokenizer_takes_tokens(tmp_path: Path) -> None:

@@ -321,6 +321,25 @@ def test_a_text_that_finds_no_room_leaves_its_own_to_the_others(tmp_path: Path) 
         assert model.cache_bytes == 0
 
 
+def test_a_list_is_computed_as_far_as_the_cache_has_room(tmp_path: Path) -> None:
+    """As each prompt alone: what finds no room among others is made anew, and refused where it is alone."""
+    path, prompts = small_model(tmp_path), [[1 + i] * (60 if i % 3 else 120) for i in range(9)]
+    with Model.load(path, threads=1) as model:
+        alone = [model.generate(prompt, max_tokens=20, **DRAWN).tokens for prompt in prompts]
+        limit = 4 * 64 * model.kv_bytes_per_token  # one or two of them
+    with Model.load(path, threads=1, cache_bytes=limit) as model:
+        for _ in range(2):
+            assert [each.tokens for each in model.generate(prompts, max_tokens=20, **DRAWN)] == alone
+            assert model.cache_bytes == 0
+        with model.session() as other:
+            other.feed([1] * 129)  # of whose blocks one is left
+            with pytest.raises(CacheFullError, match=r"^prompt \d: .*cache_bytes"):
+                model.generate(prompts[:4], max_tokens=20, **DRAWN)
+        assert model.cache_bytes == 0
+        for last in model.generate([[5] * 60, [6] * 3], max_tokens=20, **DRAWN):
+            assert len(last.tokens) == 20
+
+
 def test_a_closed_batch_takes_no_text(model: Model) -> None:
     with model.batch() as batch:
         text = batch.add([1, 2], max_tokens=200, **DRAWN)

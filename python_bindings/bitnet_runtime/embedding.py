@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime.batch import embed_batch
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.errors import CacheFullError, InvalidParameterError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.session import Session
 
@@ -35,13 +35,29 @@ def embed(
                 room = min(MOST_TOKENS, model.n_ctx)
                 room = room if sessions else max(room, *map(len, texts))
                 sessions.append(stack.enter_context(Session._new(model, room, adapter=adapter)))
-            for session in sessions:
-                session.reset()
-            if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed
-                out[group[0]] = sessions[0].embed(texts[group[0]], pooling)
-            else:
-                out[group] = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling)
+            for some, vectors in _vectors(sessions, texts, group, pooling):
+                out[some] = vectors
     return out
+
+
+def _vectors(
+    sessions: Sequence[Session], texts: Sequence[list[int]], group: list[int], pooling: str | None
+) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    """Places of a group and their vectors: of all at once, or of halves, where the cache has no room for all."""
+    for session in sessions:
+        session.reset()
+    if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed
+        yield group, sessions[0].embed(texts[group[0]], pooling)[None]
+        return
+    try:
+        vectors = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling)
+    except CacheFullError:  # before any work
+        middle = len(group) // 2
+    else:
+        yield group, vectors
+        return
+    for half in (group[:middle], group[middle:]):
+        yield from _vectors(sessions, texts, half, pooling)
 
 
 def _together(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
@@ -143,8 +144,8 @@ class Model(ModelAsync, ModelSessions, ModelChat):
     ) -> Result | list[Result]:
         """Continue a prompt.
 
-        A list of prompts gives a list of results, 16 at a time computed together: each is what its
-        prompt gives alone.
+        A list of prompts gives a list of results, 16 at a time computed together, or as many as `cache_bytes` has
+        room for: each is what its prompt gives alone.
 
         images: pictures that the prompt is about, or none; of several prompts a list of them for each. They stand
         before the text, or where token ids have the image token, and a line break ends the text: as PaliGemma
@@ -176,7 +177,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             with naming(f"prompt {i}"):
                 ready.append(self.ready(of_text, of_it, self.n_ctx))
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter}
-        return generate_batch(Stream(self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
+        return generate_batch(partial(Stream, self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
 
     def stream(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -222,22 +221,32 @@ class Batch(Closing):
         return self
 
 
-def generate_batch(streams: Iterable[Stream]) -> list[Result]:
-    """Results of streams that have not begun, computed together. The next one is asked for when one of IN_FLIGHT has
-    ended."""
-    waiting, places, results = enumerate(streams), dict[Stream, int](), dict[int, Result]()
+def generate_batch(texts: Iterable[Callable[[], Stream]]) -> list[Result]:
+    """Results of texts that are computed together, each of which makes its stream when one of IN_FLIGHT has ended.
+
+    Once the cache had no room for so many, it is fewer at a time. The one that found none is made anew.
+    """
+    waiting, most = deque(enumerate(texts)), IN_FLIGHT
+    going, results = dict[Stream, tuple[int, Callable[[], Stream]]](), dict[int, Result]()
     with Batch(Stream) as batch:
         while True:
-            for place, stream in itertools.islice(waiting, IN_FLIGHT - len(batch)):
-                places[stream] = place
+            while waiting and len(batch) < most:
+                stream = waiting[0][1]()
+                going[stream] = waiting.popleft()
                 batch._waiting.append(stream)
             try:
                 step = next(batch, None)
-            except Exception:
-                with naming(f"prompt {places[batch.failed]}" if batch.failed else ""):
+            except Exception as error:
+                failed = going.pop(batch.failed) if batch.failed in going else None
+                if failed and most > 1 and isinstance(error, CacheFullError):
+                    most = min(most - 1, max(1, len(going)))
+                    waiting.appendleft(failed)
+                    error.with_traceback(None)  # whose frames hold the memory that is to be free
+                    continue
+                with naming(f"prompt {failed[0]}" if failed else ""):
                     raise
             if step is None:
                 return [results[place] for place in sorted(results)]
             if step.done:
                 assert step.stream.result is not None
-                results[places.pop(step.stream)] = step.stream.result
+                results[going.pop(step.stream)[0]] = step.stream.result
