@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,44 @@ def test_nothing_but_a_file_is_replaced(model: Model, tmp_path: Path) -> None:
             session.save(tmp_path)
     assert (tmp_path / "pipe").is_fifo()
     assert len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_who_may_read_a_file_stays_as_it_was(
+    model: Model, saved: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody else can open the new one before it has the name."""
+
+    def writing(number: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(number).st_mode))
+
+    modes: list[int] = []
+    monkeypatch.setattr(os, "fsync", writing)
+    saved.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        with model.session() as session:
+            session.save(saved)
+            assert stat.S_IMODE(saved.stat().st_mode) == modes[0] == mode
+            session.save(saved.with_name("new"))
+            assert stat.S_IMODE(saved.with_name("new").stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_link_stays_one(model: Model, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, target in (("link", saved), ("dangling", tmp_path / "folder" / "made")):
+        (tmp_path / name).symlink_to(target)
+        with model.session() as session:
+            session.feed([1, 2])
+            session.save(tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert model.load_session(target).tokens == [1, 2]
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["made"]
+    (tmp_path / "lost").symlink_to(tmp_path / "none" / "x")
+    with model.session() as session, pytest.raises(FileNotFoundError, match="none does not exist; create it first"):
+        session.save(tmp_path / "lost")
 
 
 def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def writable(path: Path) -> None:
     """Raises OSError: there can be no new file of this name. To be asked before the work whose result it gets."""
     _check_name(path)
     try:
-        with open(trial := _beside(path), "xb"):
+        with open(trial := _beside(_target(path)), "xb"):
             pass
         trial.unlink()
     except OSError as error:  # no permission, or a file system that cannot be written
@@ -41,12 +41,18 @@ def writable(path: Path) -> None:
 
 
 def _check_name(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    folder = _target(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder {folder} does not exist; create it first")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
     if path.exists() and not path.is_file():  # the new file would take its place
         raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+
+
+def _target(path: Path) -> Path:
+    """The file itself, where the name is a link to it."""
+    return Path(os.path.realpath(path))
 
 
 def _beside(path: Path) -> Path:
@@ -55,18 +61,24 @@ def _beside(path: Path) -> Path:
 
 
 def replace(path: Path, data: Any) -> None:
-    """Put bytes in the place of a file, so that whoever looks finds the old ones or the new ones.
+    """Put bytes in the place of a file, so that whoever looks finds the old ones or the new ones, and who may look
+    stays as it was.
 
     An OSError speaks of `path`, not of the temporary name.
     """
     _check_name(path)
-    temporary = _beside(path)
+    target = _target(path)
+    temporary = _beside(target)
     try:
-        with open(temporary, "xb") as file:
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        first = 0o666 if mode is None else 0o600  # nobody reads it before it has the mode of the old one
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, first)) as file:
+            if mode is not None:
+                os.chmod(temporary, mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -74,7 +86,7 @@ def replace(path: Path, data: Any) -> None:
             error.filename, error.filename2 = str(path), None
         raise
     with contextlib.suppress(OSError):  # a folder that cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
