@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,18 @@ def test_more_than_the_context(model: Model) -> None:
             with pytest.raises(ContextLengthError, match=r"^11 tokens exceed .* is 10 tokens; .* allows up to 256"):
                 full()
         assert session.tokens == [1] * 9 + [2]
+
+
+def test_no_rows_are_made_for_more_than_the_context(model: Model) -> None:
+    with model.session() as session:
+        session.append([1], "all")  # what is made once
+        tracemalloc.start()
+        try:
+            with pytest.raises(ContextLengthError):
+                session.append([1] * 20_000, "all")
+            assert tracemalloc.get_traced_memory()[1] < 4 * 20_000 * model.vocab_size / 8
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_list_where_one_is_expected(model: Model) -> None:

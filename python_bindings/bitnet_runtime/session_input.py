@@ -113,9 +113,9 @@ class SessionInput(SessionState):
             import numpy as np
 
             self._model.require_head()
+            handle = self._room(n)
             out = np.empty((n, self._vocab_size), np.float32)
             view = ffi.from_buffer("float[]", out)
-            handle = self._room(n)
             for start, size in self._pieces(n, whole):
                 rows = view + start * self._vocab_size
                 self._check(call(handle.pointer, start, size, lib.BN_LOGITS_ALL, rows))
