@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,23 @@ def test_a_picture_is_what_its_pixels_are(decoder: Model, towers: Model, tmp_pat
     vectors = towers.embed_images([CAT, DOG])
     assert vectors.shape == (2, 36) and np.allclose((vectors**2).sum(1), 1)
     assert np.array_equal(towers.embed_images(CAT), vectors[:1])
+
+
+def test_a_long_list_is_in_memory_piece_by_piece(towers: Model) -> None:
+    assert towers.image
+    pictures = [CAT, DOG] * 300
+    pixels = len(pictures) * towers.processor.floats(CAT).nbytes
+    for look in (towers.embed_images, towers.encode_image):
+        both = look([CAT, DOG])
+        tracemalloc.start()
+        try:
+            found = look(pictures)
+            assert tracemalloc.get_traced_memory()[1] - found.nbytes < pixels / 2
+        finally:
+            tracemalloc.stop()
+        assert np.array_equal(found, np.concatenate([both] * 300))
+    with pytest.raises(ImageError, match=r"^images\[599\]: .*expected at least 1 × 1"):
+        towers.embed_images([*pictures[1:], np.zeros((0, 3, 3), np.uint8)])
 
 
 def test_facts_of_images(decoder: Model, towers: Model, tmp_path: Path) -> None:

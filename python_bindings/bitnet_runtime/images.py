@@ -9,7 +9,7 @@ Resized as the image processors of transformers do it with Pillow: the same numb
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -75,16 +75,29 @@ class Processor:
 
     def batch(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
         """float32 (n, channels, size, size) of a list, or of one picture (n = 1)."""
-        import numpy as np
-
         if is_one(images):
             return self.floats(cast("Image", images))[None]
         several = cast("Sequence[Image]", images)
-        out = np.empty((len(several), self.channels, self.size, self.size), np.float32)
-        for place, image in enumerate(several):
+        return self._several(several, 0, len(several))
+
+    def batches(self, images: Image | Sequence[Image], most: int) -> Iterator[NDArray[np.float32]]:
+        """`batch` in pieces, of `most` pictures but for the last: each is made when it is asked for."""
+        if is_one(images) or not len(images):  # type: ignore[arg-type]  # it is a list
+            yield self.batch(images)
+            return
+        several = cast("Sequence[Image]", images)
+        for start in range(0, len(several), most):
+            yield self._several(several, start, min(start + most, len(several)))
+
+    def _several(self, images: Sequence[Image], start: int, end: int) -> NDArray[np.float32]:
+        import numpy as np
+
+        out = np.empty((end - start, self.channels, self.size, self.size), np.float32)
+        for place in range(start, end):
+            image = images[place]
             path = isinstance(image, (str, os.PathLike)) and not is_data(str(image))  # which the error names
             with naming("" if path else f"images[{place}]"):
-                out[place] = self.floats(image)
+                out[place - start] = self.floats(image)
         return out
 
     def _made(self, image: Image) -> NDArray[Any]:

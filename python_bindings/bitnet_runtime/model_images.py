@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
 from bitnet_runtime.errors import ImageError, ModelFormatError, UnsupportedModelError, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.image_info import ImageInfo
-from bitnet_runtime.images import Processor
+from bitnet_runtime.images import Processor, is_one
 from bitnet_runtime.once import once
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet_runtime.images import Image
+
+    Compute = Callable[[ModelFacts, NDArray[np.float32]], NDArray[np.float32]]
 
 
 class ModelImages(ModelFacts):
@@ -42,11 +44,12 @@ class ModelImages(ModelFacts):
 
         One picture (n = 1) or a list. Raises ImageError, and UnsupportedModelError when the model sees none.
         """
-        return vision.encode(self, self._pixels(images))
+        seen = self.require_images()
+        return self._computed(images, vision.encode, (seen.n_tokens, seen.width))
 
     def embed_images(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
         """A vector of length 1 for each picture, comparable with those of texts by `embed`: float32 (n, width)."""
-        return vision.embed(self, self._pixels(images))
+        return self._computed(images, vision.embed, (self.require_images().width,))
 
     def require_similarity(self) -> ImageInfo:
         """Raises UnsupportedModelError if the model does not make comparable vectors of images and texts."""
@@ -56,6 +59,19 @@ class ModelImages(ModelFacts):
             why = answers if self.has_head else "it has no vectors for texts"
             raise UnsupportedModelError(f"{self.path.name} does not compare images with texts: {why}")
         return seen
+
+    def _computed(
+        self, images: Image | Sequence[Image], compute: Compute, shape: tuple[int, ...]
+    ) -> NDArray[np.float32]:
+        """Of as many pictures at a time as one call takes: the pixels of a long list would fill the memory."""
+        import numpy as np
+
+        out = np.empty((1 if is_one(images) else len(images), *shape), np.float32)  # type: ignore[arg-type]
+        done = 0
+        for pixels in self.processor.batches(images, vision.at_once(self.require_images())):
+            out[done : done + len(pixels)] = compute(self, pixels)
+            done += len(pixels)
+        return out
 
     def _pixels(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
         return self.processor.batch(images)

@@ -49,6 +49,11 @@ def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.fl
     return _computed(model, seen, pixels, lib.bn_image_embed, (seen.width,), model)
 
 
+def at_once(seen: ImageInfo) -> int:
+    """Images that are computed in one call."""
+    return max(1, ROWS // seen.n_tokens)
+
+
 def _computed(
     model: ModelFacts,
     seen: ImageInfo,
@@ -61,7 +66,7 @@ def _computed(
 
     given = _checked(pixels, seen)
     out = np.empty((len(given), *shape), np.float32)
-    step = max(1, ROWS // seen.n_tokens)
+    step = at_once(seen)
     for start in range(0, len(given), step):
         with asking._stops.call() as stop:
             asking._go_on()
