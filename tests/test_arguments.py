@@ -18,6 +18,7 @@ from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFo
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.defaults import FIELDS, help_of
 from bitnet_runtime.formats import KINDS
+from bitnet_runtime.sampler import Sampler
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 
 PROMPT = [5, 6, 7]
@@ -64,8 +65,19 @@ def test_rows_of_an_array_are_several_prompts(model: Model) -> None:
     assert [r.tokens for r in found] == [r.tokens for r in model.generate(rows.tolist(), max_tokens=3, seed=1)]
 
 
+def test_an_array_of_texts_is_several_prompts(model: Model) -> None:
+    expected = [each.tokens for each in model.generate(["a", "bc"], max_tokens=3, seed=1)]
+    arrays: list[Any] = [np.array(["a", "bc"]), np.array(["a", "bc"], object)]
+    for texts in arrays:
+        assert [each.tokens for each in model.generate(texts, max_tokens=3, seed=1)] == expected
+        assert model.embed(texts, pooling="mean").shape == (2, 64)
+        with pytest.raises(InvalidParameterError, match=r"^prompt is .* expected one: only generate takes a list"):
+            model.stream(texts)
+
+
 WRONG_IDS: list[Any] = [
     b"abc", bytearray(b"abc"), memoryview(b"abc"), None, 5, 1.5, (i for i in PROMPT), {1: 2}, {1, 2}, [1.5], [None],
+    [True, False], np.array([True]), [1, np.True_],
     [[[1]]], np.array([1.5]), np.zeros((2, 2, 2), int), np.array(5), [512], [-1], [2**70], [1, "a"], [np.array([1.5])],
 ]  # fmt: skip
 
@@ -200,7 +212,8 @@ def test_values_beyond_all_floats(name: str, value: Any) -> None:
     [
         ("threads", "2"), ("threads", 2.5), ("threads", True), ("threads", [2]), ("threads", 10**5000),
         ("n_ctx", "9"), ("n_ctx", 9.5), ("kv_type", None), ("kv_type", ["f16"]), ("isa", 5), ("isa", ["avx2"]),
-        ("path", None), ("path", b"model"), ("path", 5), ("path", ""),
+        ("path", None), ("path", b"model"), ("path", 5), ("path", ""), ("verify", "false"), ("verify", 0),
+        ("mmap", "no"), ("mmap", None),
     ],
     ids=type,
 )  # fmt: skip
@@ -220,6 +233,34 @@ def test_arguments_of_sessions(model: Model) -> None:
                     call(value)  # type: ignore[operator]
         with pytest.raises(InvalidParameterError, match=r"^logits is \['all'\], expected"):
             session.append([1], ["all"])  # type: ignore[call-overload]
+
+
+def test_arguments_of_steps(model: Model) -> None:
+    sampler = Sampler(Sampling(temperature=0), model.vocab_size)
+    with model.session() as session:
+        before = session.append(PROMPT)
+        calls: list[tuple[str, Callable[[Any], object], list[Any]]] = [
+            ("token", session.step, [np.float32(3.9), 2**40, True, np.True_, -1, 512, "5", None]),
+            ("draft", lambda value: session.advance(sampler, value), [[np.float32(1.5)], [2**40], [-5], [True], 5]),
+            ("most", lambda value: session.advance(sampler, most=value), [-3, 0, 1.5, 2**31, True]),
+            ("sampler", session.advance, [0.8, None, Sampling()]),
+            ("sampler", session.draw, [0.8, None, Sampling()]),
+            ("sampler", lambda value: session.guess(value, 1, 1), [0.8, None]),
+            ("token", lambda value: session.guess(sampler, value, 1), [1.5, 2**40, True, -1]),
+            ("most", lambda value: session.guess(sampler, 1, value), [-1, 1.5, 2**31]),
+        ]  # fmt: skip
+        for param, call, values in calls:
+            for value in values:
+                with pytest.raises(InvalidParameterError, match=f"^{param} .*expected") as caught:
+                    call(value)
+                assert caught.value.param == param
+        assert session.tokens == PROMPT and np.array_equal(session.logits, before)  # type: ignore[arg-type]
+        token = int(before.argmax())
+        with session.fork() as other:
+            assert other.advance(sampler, np.array([token, 2]), most=2**31 - 1)[0] == token
+        assert session.guess(sampler, token, 2**31 - 1) == []
+        session.step(np.int64(token))  # type: ignore[arg-type]
+        assert session.tokens == [*PROMPT, token]
 
 
 def test_keys_of_messages(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False)
     ids = []
     for each in value.tolist() if hasattr(value, "tolist") else value:
         try:
+            if isinstance(each, bool):  # which Python takes for 0 or 1
+                raise TypeError
             ids.append(operator.index(each))
         except TypeError:
             message = f"{param} has {shown(each)}, expected token ids, as in [1, 2, 3]"
@@ -81,8 +83,9 @@ def is_several(value: object, param: str) -> bool:
         raise InvalidParameterError(
             f"{param} is {shown(value)}, expected a text, a list of token ids, or a list of these", param
         )
-    if hasattr(value, "ndim"):  # an array
-        return bool(value.ndim > 1)
+    if hasattr(value, "ndim"):
+        array: Any = value
+        return bool(array.ndim > 1 or (len(array) and isinstance(array[0], str)))
     assert isinstance(value, Sequence)
     return len(value) > 0 and (not hasattr(value[0], "__index__") or hasattr(value[0], "__len__"))
 

@@ -90,6 +90,9 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         if isa is not None and isa not in machine.available_isas():
             expected = ", ".join(machine.available_isas())
             raise InvalidParameterError(f"isa is {shown(isa)}, expected one of {expected}", "isa")
+        for word, value in (("verify", verify), ("mmap", mmap)):
+            if not isinstance(value, bool):  # "no" would be yes
+                raise InvalidParameterError(f"{word} is {shown(value)}, expected True or False", word)
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
         fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name, "cache_bytes": most}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bitnet_runtime._native import ffi
 from bitnet_runtime.defaults import SMALLEST, Sampling
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.errors import InvalidParameterError, shown
 
 
 class Sampler:
@@ -34,3 +36,13 @@ class Sampler:
                 "bias_values": self._arrays[1],
             },
         )
+
+
+def struct_of(sampler: object) -> Any:
+    """Of a Sampler, or InvalidParameterError."""
+    if not isinstance(sampler, Sampler):
+        raise InvalidParameterError(
+            f"sampler is {shown(sampler)}, expected a Sampler: Sampler(Sampling(temperature=0), model.vocab_size)",
+            "sampler",
+        )
+    return sampler.struct

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from bitnet_runtime import saved
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve
+from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve, whole
 from bitnet_runtime.errors import InvalidParameterError, check, check_session
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.ids import token_ids
+from bitnet_runtime.sampler import Sampler, struct_of
 from bitnet_runtime.session_input import SessionInput
+
+if TYPE_CHECKING:
+    from bitnet_runtime.ids import Ids
+
+MOST = 2**31 - 1  # tokens that a call can be asked for
 
 
 class Session(SessionInput):
@@ -68,15 +73,17 @@ class Session(SessionInput):
 
     def draw(self, sampler: Sampler) -> int:
         """`sample` with options prepared once."""
+        struct = struct_of(sampler)
         with self._lock:
             handle = self._open
-            status = lib.bn_session_sample(handle.pointer, sampler.struct, self._token)
+            status = lib.bn_session_sample(handle.pointer, struct, self._token)
             if status:
                 self._check(status)
             return int(self._token[0])
 
     def step(self, token: int) -> None:
         """Append one token and keep its logits; `feed` for the inner loop."""
+        token = whole("token", token, 0, self._vocab_size - 1)
         with self._lock:
             handle = self._open
             self._changes += 1
@@ -85,27 +92,32 @@ class Session(SessionInput):
             if status:
                 self._check(status)
 
-    def advance(self, sampler: Sampler, draft: Sequence[int] = (), most: int = 1) -> list[int]:
+    def advance(self, sampler: Sampler, draft: Ids = (), most: int = 1) -> list[int]:
         """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right. Without any the
         engine goes on with guesses of its own, up to `most` tokens.
 
         Returns the tokens appended, at least one: those of as many single steps, whatever the draft.
         """
-        guesses, most = ffi.new("int32_t[]", list(draft)) if draft else ffi.NULL, max(most, len(draft))
-        out, n = ffi.new("int32_t[]", most), self._token
+        struct, ids = struct_of(sampler), token_ids(draft, "draft", self._vocab_size)
+        guesses, most = ffi.new("int32_t[]", ids) if ids else ffi.NULL, max(whole("most", most, 1, MOST), len(ids))
         with self._lock:
             handle = self._open
+            most = min(most, self.n_ctx)
+            out, n = ffi.new("int32_t[]", most), self._token
             self._changes += 1
-            self._check(lib.bn_session_step(handle.pointer, sampler.struct, guesses, len(draft), out, most, n))
+            self._check(lib.bn_session_step(handle.pointer, struct, guesses, len(ids), out, most, n))
             return list(ffi.unpack(out, n[0]))
 
     def guess(self, sampler: Sampler, token: int, most: int) -> list[tuple[int, float]]:
         """What the model's draft guesses to come behind `token`, were that the next: up to `most` tokens, each with
         the probability that it gives it. Nothing is appended."""
-        guesses, sure, n = ffi.new("int32_t[]", most), ffi.new("float[]", most), self._token
+        struct, token = struct_of(sampler), whole("token", token, 0, self._vocab_size - 1)
+        most = whole("most", most, 0, MOST)
         with self._lock:
             handle = self._open
-            self._check(lib.bn_session_guess(handle.pointer, sampler.struct, token, most, guesses, sure, n))
+            most = min(most, self.n_ctx)
+            guesses, sure, n = ffi.new("int32_t[]", most), ffi.new("float[]", most), self._token
+            self._check(lib.bn_session_guess(handle.pointer, struct, token, most, guesses, sure, n))
             return list(zip(ffi.unpack(guesses, n[0]), ffi.unpack(sure, n[0]), strict=True)) if n[0] else []
 
     def fork(self) -> Session:
