@@ -231,6 +231,9 @@ def test_arguments_of_sessions(model: Model) -> None:
             for value in ("1", 1.5, -1, [1]):
                 with pytest.raises(InvalidParameterError, match=f"^{param} is .*expected an integer from"):
                     call(value)  # type: ignore[operator]
+        with pytest.raises(AttributeError, match=r"^seed is a method of a session, expected session.seed\(5\)$"):
+            session.seed = 5  # type: ignore[assignment,method-assign]
+        session.seed(5)
         with pytest.raises(InvalidParameterError, match=r"^logits is \['all'\], expected"):
             session.append([1], ["all"])  # type: ignore[call-overload]
 

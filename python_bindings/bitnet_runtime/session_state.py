@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import whole
-from bitnet_runtime.errors import CancelledError, ClosedError, ContextLengthError, StateError, check
+from bitnet_runtime.errors import CancelledError, ClosedError, ContextLengthError, StateError, check, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Closing, Handle, Unique
 from bitnet_runtime.ids import NO_TOKEN
@@ -53,6 +53,11 @@ class SessionState(Closing, Unique):
             handle = self._open
             self._changes += 1
             lib.bn_session_seed(handle.pointer, number)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "seed":  # an attribute of much else, and here all answers would fail later
+            raise AttributeError(f"seed is a method of a session, expected session.seed({shown(value)})")
+        super().__setattr__(name, value)
 
     @property
     def kv_type(self) -> str:
