@@ -327,3 +327,11 @@ def test_a_stream_says_how_far_it_is(model: Model) -> None:
     assert repr(stream) == "<Stream of 3 tokens and 1 more, running>"
     list(stream)
     assert repr(stream) == "<Stream of 3 tokens and 2 more, length>"
+
+
+def test_what_is_done_with_a_result_stays_in_it(model: Model) -> None:
+    stream = model.stream(PROMPT, max_tokens=2)
+    list(stream)
+    assert stream.result
+    stream.result.tokens.append(9)
+    assert len(stream.result.tokens) == stream.result.usage.completion_tokens == 2

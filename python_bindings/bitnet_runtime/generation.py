@@ -108,7 +108,8 @@ class Stream(Reading):
         )
         usage = Usage(n, made, n + made)
         text, receipt = "".join(self._texts), self._make_receipt() if self._receipt else None
-        return Result(text, self._tokens, self._finish, usage, timings, self._seed, receipt, self._answer.calls)
+        tokens, calls = [*self._tokens], [*self._answer.calls]  # not the lists that are worked with
+        return Result(text, tokens, self._finish, usage, timings, self._seed, receipt, calls)
 
     def _make_receipt(self) -> Receipt:
         chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more, behind a stop text
