@@ -104,6 +104,9 @@ def test_nothing_to_continue(model: Model) -> None:
         for prompt in ([], (), np.array([], int)):
             with pytest.raises(InvalidParameterError, match="prompt is an empty list; give at least one"):
                 call(prompt)  # type: ignore[operator]
+    with pytest.raises(InvalidParameterError, match="give at least one token id, or at least one prompt"):
+        model.generate([])
+    for call in (model.generate, model.stream):
         with pytest.raises(InvalidParameterError, match="prompt is empty and the model has no start token"):
             call("")  # type: ignore[operator]
     assert model.embed([], pooling="mean").shape == (0, 64)

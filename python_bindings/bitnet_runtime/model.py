@@ -148,7 +148,8 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         """Continue a prompt.
 
         A list of prompts gives a list of results, 16 at a time computed together, or as many as `cache_bytes` has
-        room for: each is what its prompt gives alone.
+        room for: each is what its prompt gives alone. An empty list is an error, as it may be a prompt without
+        tokens as well.
 
         images: pictures that the prompt is about, or none; of several prompts a list of them for each. They stand
         before the text, or where token ids have the image token, and a line break ends the text: as PaliGemma
@@ -163,6 +164,10 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         if not is_several(prompt, "prompt"):
             one = cast("Image | Sequence[Image] | None", images)
             given = cast("Prompt", prompt)
+            if not isinstance(given, str) and not len(given):
+                raise InvalidParameterError(
+                    "the prompt is an empty list; give at least one token id, or at least one prompt", "prompt"
+                )
             kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
             return finish(self.stream(given, images=one, **kept, **sampling))
         if session is not None:
