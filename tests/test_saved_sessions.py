@@ -15,7 +15,7 @@ import pytest
 
 from bitnet_cli import main
 from bitnet_export import random_model
-from bitnet_runtime import ClosedError, InvalidParameterError, Model, SessionFileError, available_isas
+from bitnet_runtime import CacheFullError, ClosedError, InvalidParameterError, Model, SessionFileError, available_isas
 from runtime_models import SMALL, byte_tokenizer, small_model
 
 TEXT = "A text that goes on, and on, and on; and then it is put away for a while."
@@ -162,6 +162,14 @@ def test_a_link_stays_one(model: Model, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "lost").symlink_to(tmp_path / "none" / "x")
     with model.session() as session, pytest.raises(FileNotFoundError, match="none does not exist; create it first"):
         session.save(tmp_path / "lost")
+
+
+def test_no_room_for_a_session_is_said_once(path: Path, model: Model, saved: Path) -> None:
+    block = 64 * model.kv_bytes_per_token  # the session takes two
+    with Model.load(path, threads=1, cache_bytes=block) as small, pytest.raises(CacheFullError) as caught:
+        small.load_session(saved)
+    assert str(caught.value).startswith(f"{saved}: the texts of the model leave no room")
+    assert str(caught.value).count("cache_bytes") == 1
 
 
 def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import InvalidParameterError, SessionFileError, check, shown
+from bitnet_runtime.errors import (
+    CacheFullError,
+    InvalidParameterError,
+    ModelTooLargeError,
+    SessionFileError,
+    check,
+    shown,
+)
 from bitnet_runtime.handles import Handle
 
 
@@ -93,6 +100,9 @@ def replace(path: Path, data: Any) -> None:
             os.close(folder)
 
 
+_NO_FAULT_OF_THE_FILE = {lib.BN_ERR_MEMORY: ModelTooLargeError, lib.BN_ERR_CACHE: CacheFullError}
+
+
 def load(model: Any, path: str | os.PathLike[str], new: Handle) -> bytes:
     """A session of a `bn_model *` to the handle; its note. Raises SessionFileError, OSError."""
     detail = ffi.new("char[]", lib.BN_DETAIL_SIZE)
@@ -100,10 +110,8 @@ def load(model: Any, path: str | os.PathLike[str], new: Handle) -> bytes:
     with _mapped(Path(path)) as data, ffi.from_buffer("uint8_t[]", data) as view:
         status = lib.bn_session_load(model, view, len(data), new.cell, note, size, detail)
         why = ffi.string(detail).decode("utf-8", "replace")
-        if status in (lib.BN_ERR_MEMORY, lib.BN_ERR_CACHE):
-            check(status, f"{path}: {why}")
         if status:
-            raise SessionFileError(f"{path}: {why}")
+            raise _NO_FAULT_OF_THE_FILE.get(status, SessionFileError)(f"{path}: {why}")
         return bytes(ffi.buffer(note[0], size[0]))
 
 
