@@ -7,12 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model
+from bitnet_runtime import InvalidParameterError, Model, Result, Stream
+from bitnet_runtime.generation import finish
 from bitnet_runtime.session_state import all_sessions
 from runtime_models import TEMPLATE, scripted_model, slow_model, small_model
 
@@ -115,6 +117,48 @@ def test_an_end_waits_for_no_other_answer(slow: Model) -> None:
 
     asyncio.run(main())
     assert of(slow) == 0
+
+
+def test_a_piece_waits_for_no_other_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what a program gives `asyncio.to_thread`."""
+    read, begun = threading.Event(), threading.Semaphore(0)
+
+    def held(stream: Stream) -> Result:
+        begun.release()
+        in_time = read.wait(30)
+        read.set()  # one that waited in vain is enough
+        assert in_time
+        return finish(stream)
+
+    monkeypatch.setattr("bitnet_runtime.asynchronous.finish", held)
+
+    async def main() -> None:
+        others = [asyncio.create_task(model.agenerate([1, i], max_tokens=1)) for i in range(40)]
+        await asyncio.sleep(0)
+        assert await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), begun.acquire)
+        assert len([piece async for piece in model.astream([1], max_tokens=5)]) == 5
+        assert await asyncio.to_thread(len, "abc") == 3
+        assert not any(other.done() for other in others)
+        read.set()
+        assert [len(each.tokens) for each in await asyncio.gather(*others)] == [1] * 40
+
+    asyncio.run(main())
+
+
+def test_a_stream_leaves_no_thread(model: Model) -> None:
+    async def main() -> None:
+        streams = [model.astream([1], max_tokens=3) for _ in range(9)]
+        for i, stream in enumerate(streams):
+            await anext(stream)
+            if i % 2:
+                await stream.aclose()
+            assert len([piece async for piece in stream]) == (0 if i % 2 else 2)
+        for thread in {*threading.enumerate()} - before:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    before = {*threading.enumerate()}
+    asyncio.run(main())
 
 
 class Streamer:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.result import Piece, Result
@@ -24,6 +25,7 @@ class AsyncStream:
         self._stream: Stream | None = None
         self._closed = False
         self._lock = threading.Lock()  # of a thread that makes or reads the stream
+        self._own = ThreadPoolExecutor(1)  # so that a piece waits for nothing else; it has no thread yet
 
     @property
     def result(self) -> Result | None:
@@ -32,28 +34,35 @@ class AsyncStream:
 
     async def aclose(self) -> None:
         """Stop. Returns when nothing is computed any more."""
-        own = ThreadPoolExecutor(1)  # those of `asyncio.to_thread` are few, and each may make a long answer
-        closing = asyncio.get_running_loop().run_in_executor(own, self._close)
-        own.shutdown(wait=False)  # it ends when that is done
+        another = ThreadPoolExecutor(1)  # its own may be reading
+        closing = asyncio.get_running_loop().run_in_executor(another, self._close)
+        another.shutdown(wait=False)  # it ends when that is done
+        self._rest()
         await asyncio.shield(closing)
 
     async def __anext__(self) -> Piece:
-        piece: Piece | None = await self._run(lambda stream: next(stream, None))
+        piece: Piece | None = await self._run(self._own, lambda stream: next(stream, None))
         if piece is None:
+            self._rest()
             raise StopAsyncIteration
         return piece
 
     async def finish(self) -> Result:
         """All of it."""
-        result: Result = await self._run(finish)
+        result: Result = await self._run(_of_answers(), finish)
         return result
 
-    async def _run(self, use: Callable[[Stream], Any]) -> Any:
+    async def _run(self, threads: ThreadPoolExecutor, use: Callable[[Stream], Any]) -> Any:
         try:
-            return await asyncio.to_thread(self._use, use)
+            return await asyncio.get_running_loop().run_in_executor(threads, self._use, use)
         except asyncio.CancelledError:
             await self.aclose()
             raise
+
+    def _rest(self) -> None:
+        """End its thread when that has done what it was given; there is another for whoever asks again."""
+        self._own.shutdown(wait=False)
+        self._own = ThreadPoolExecutor(1)
 
     def _use(self, use: Callable[[Stream], Any]) -> Any:
         with self._lock:
@@ -79,6 +88,15 @@ class AsyncStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
+
+
+def _of_answers() -> ThreadPoolExecutor:
+    """The threads of a loop in which whole answers are made: a few, as each answer takes a session. Those of
+    `asyncio.to_thread` are for what is short."""
+    return _pools.setdefault(asyncio.get_running_loop(), ThreadPoolExecutor())
 
 
 class ModelAsync:
