@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -420,6 +422,34 @@ def test_warnings_stay_inside_and_filters_come_back_from_many_threads() -> None:
         for thread in threads:
             thread.join()
     assert not caught and warnings.filters == before
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_child_has_the_filters_that_another_thread_had_taken(locked: bool) -> None:
+    """Of one that decoded as the process forked, or was about to."""
+    inside, done = threading.Event(), threading.Event()
+
+    def decode() -> None:
+        with image_files._quiet, image_files._quiet._lock if locked else contextlib.nullcontext():
+            inside.set()
+            done.wait(60)
+
+    thread, before = threading.Thread(target=decode), warnings.filters[:]
+    thread.start()
+    inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)  # it waits for no lock
+            Processor(S).floats(encoded(Image.new("RGB", (5, 5)), "PNG"))
+            code = warnings.filters != before
+        finally:
+            os._exit(code)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert warnings.filters == before
 
 
 def test_without_pillow_arrays_of_the_right_size_work_and_files_say_what_to_install() -> None:

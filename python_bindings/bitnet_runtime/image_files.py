@@ -211,6 +211,7 @@ class _Quiet:
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
+        self._filters: warnings.catch_warnings[None] | None = None  # those to come back
 
     def __enter__(self) -> None:
         with self._lock:
@@ -224,7 +225,19 @@ class _Quiet:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._filters.__exit__(None, None, None)
+                self._come_back()
+
+    def _come_back(self) -> None:
+        if self._filters:
+            self._filters.__exit__(None, None, None)
+        self._filters = None
+
+    def after_fork(self) -> None:
+        """In the child: threads that decoded, and one that had the lock, are not there."""
+        self._lock, self._inside = threading.Lock(), 0
+        with contextlib.suppress(RuntimeError):  # it was about to begin
+            self._come_back()
 
 
 _quiet = _Quiet()
+os.register_at_fork(after_in_child=_quiet.after_fork)
