@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from bitnet_export import random_model
-from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampling, StateError
+from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampler, Sampling, StateError
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.defaults import FIELDS, help_of
 from bitnet_runtime.formats import KINDS
-from bitnet_runtime.sampler import Sampler
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 
 PROMPT = [5, 6, 7]
@@ -261,6 +260,10 @@ def test_arguments_of_steps(model: Model) -> None:
                     call(value)
                 assert caught.value.param == param
         assert session.tokens == PROMPT and np.array_equal(session.logits, before)  # type: ignore[arg-type]
+        wrong: list[tuple[str, Any, Any]] = [("options", {"top_k": 1}, 512), ("vocab_size", Sampling(), "512")]
+        for param, options, vocab_size in wrong:
+            with pytest.raises(InvalidParameterError, match=f"^{param} is .*expected"):
+                Sampler(options, vocab_size)
         token = int(before.argmax())
         with session.fork() as other:
             assert other.advance(sampler, np.array([token, 2]), most=2**31 - 1)[0] == token

@@ -43,6 +43,7 @@ from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Piece, Result, Timings, Usage
+from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 from bitnet_runtime.shape import ModelInfo
 from bitnet_runtime.tools import ToolCall
@@ -72,6 +73,7 @@ __all__ = [
     "Receipt",
     "ReceiptError",
     "Result",
+    "Sampler",
     "Sampling",
     "Session",
     "SessionFileError",

@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from bitnet_runtime._native import ffi
-from bitnet_runtime.defaults import SMALLEST, Sampling
+from bitnet_runtime.defaults import SMALLEST, Sampling, whole
 from bitnet_runtime.errors import InvalidParameterError, shown
 
 
 class Sampler:
-    """Sampling options as the C struct, made once for many tokens."""
+    """Sampling options as the C struct, made once for many tokens: `Session.draw`, `advance` and `guess` take it.
+
+    Those of a whole text, such as stop or a schema, decide nothing there.
+    """
 
     def __init__(self, options: Sampling, vocab_size: int) -> None:
+        """vocab_size: `Model.vocab_size`."""
+        if not isinstance(options, Sampling):
+            raise InvalidParameterError(
+                f"options is {shown(options)}, expected a Sampling, as in Sampling(temperature=0)", "options"
+            )
+        vocab_size = whole("vocab_size", vocab_size, 1, 2**31 - 1)
         bias = dict(options.logit_bias or {})
         outside = [token for token in bias if token >= vocab_size]
         if outside:
