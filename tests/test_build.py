@@ -19,6 +19,7 @@ import pytest
 from bitnet_export import random_model
 from bitnet_runtime import Model, _native
 from bitnet_runtime._native import ffi, lib
+from docs_text import blocks
 from packed_files import SMALL, packed_bytes
 from vision_models import CAUSAL, PALIGEMMA, TOWERS
 
@@ -256,6 +257,35 @@ def test_the_example_of_images_says_what_python_says(plain_library: Path, tmp_pa
         ppm.write_bytes(content)
         done = subprocess.run([program, tmp_path / "decoder", ppm, "5", "7"], capture_output=True, text=True)
         assert done.returncode == 1 and message in done.stderr, content
+
+
+@pytest.fixture(scope="module")
+def compiled(plain_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with example_batch, the program of docs/c.md, and a model with room for eight tokens."""
+    folder = tmp_path_factory.mktemp("programs")
+    (shown,) = [block.text for block in blocks((ROOT / "docs/c.md").read_text()) if "int main(" in block.text]
+    (folder / "my_program.c").write_text(shown)
+    for source in (RUNTIME / "examples" / "batch.c", folder / "my_program.c"):
+        linked = [plain_library, f"-Wl,-rpath,{plain_library.parent}"]
+        run(CC, "-std=c11", "-Wall", "-Wextra", "-Werror", source, *INCLUDES, *linked, "-o", folder / source.stem)
+    random_model(SMALL.replace(max_context=8), folder / "model.bitnet")
+    return folder
+
+
+def test_the_program_of_the_docs_says_why_it_ends(compiled: Path) -> None:
+    done = subprocess.run([compiled / "my_program"], cwd=compiled, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stdout.split()) == 8
+    assert done.stderr == "more tokens than the session's context holds\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "texts"), [("1\n" * 16, 16), ("\n1 2\n" * 16 + "\n \t\n", 16), ("1\n" * 17, 0)], ids=["16", "blank", "17"]
+)
+def test_the_example_of_batches_takes_16_texts(compiled: Path, lines: str, texts: int) -> None:
+    words = [compiled / "batch", compiled / "model.bitnet", "2"]
+    done = subprocess.run(words, input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("\n")) == (0 if texts else 2, texts)
+    assert ("more than 16 lines with token ids" in done.stderr) == (not texts)
 
 
 def cmake_command() -> str:

@@ -13,6 +13,8 @@
 
 enum { MOST_TEXTS = 16, LINE = 1 << 16, AT_ONCE = 8 };
 
+#define BLANK " \t\n"
+
 typedef struct text {
     bn_session *session;
     int32_t ids[LINE / 2]; /* of the line */
@@ -21,7 +23,7 @@ typedef struct text {
 } text;
 
 static void read_text(bn_model *model, char *line, text *t) {
-    for (char *word = strtok(line, " \t\n"); word; word = strtok(NULL, " \t\n"))
+    for (char *word = strtok(line, BLANK); word; word = strtok(NULL, BLANK))
         t->ids[t->n++] = number(word, 0);
     if (t->n > 0)
         check(bn_session_new(model, NULL, &t->session), "session", NULL);
@@ -80,10 +82,11 @@ int main(int argc, char **argv) {
         read_text(model, line, &texts[n]);
         n += texts[n].n > 0;
     }
-    if (n == MOST_TEXTS && fgets(line, sizeof line, stdin)) {
-        fprintf(stderr, "more than %d lines\n", MOST_TEXTS);
-        return 2;
-    }
+    while (fgets(line, sizeof line, stdin))
+        if (line[strspn(line, BLANK)]) {
+            fprintf(stderr, "more than %d lines with token ids\n", MOST_TEXTS);
+            return 2;
+        }
     while (pass(texts, n, count) > 0)
         continue;
     for (int32_t i = 0; i < n; i++) {
