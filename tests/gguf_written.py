@@ -21,8 +21,10 @@ BITNET = ModelConfig(
 )  # fmt: skip
 
 
-def build(folder: Path, config: ModelConfig, *, halves: bool = False, **sections: Any) -> Path:
-    """A random model; `halves`: with scales that are fp16 numbers."""
+def build(
+    folder: Path, config: ModelConfig, *, halves: bool = False, linears: str | None = None, **sections: Any
+) -> Path:
+    """A random model; `halves`: with scales that are fp16 numbers; `linears`: as which floats are stored."""
     random_model(config.replace(rope_scaling="none"), folder / "random.bitnet", 1)
     source = dataclasses.replace(source_of(folder / "random.bitnet"), config=config, **sections)
 
@@ -32,5 +34,5 @@ def build(folder: Path, config: ModelConfig, *, halves: bool = False, **sections
             return Ternary(tensor.codes, tensor.scales.astype(np.float16).astype(np.float32))
         return tensor
 
-    pack_source(dataclasses.replace(source, load=load), folder / "m.bitnet", head=config.head_format)
+    pack_source(dataclasses.replace(source, load=load), folder / "m.bitnet", head=config.head_format, linears=linears)
     return folder / "m.bitnet"

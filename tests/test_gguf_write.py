@@ -241,6 +241,22 @@ def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
     assert "rounded" not in str(write_gguf(path, out, body="F32"))
 
 
+def test_int8_linear_layers_are_floats_or_refused(tmp_path: Path) -> None:
+    """Their codes are no ternary ones, whatever their scales are."""
+    path, out = build(tmp_path, LLAMA.replace(ternary=[]), linears="int8"), tmp_path / "m.gguf"
+    for body in ("TQ2_0", "TQ1_0", "Q2_0"):
+        with pytest.raises(ValueError, match=r"attn_q\.weight.*: int8 linear layers; write them as F16 or F32"):
+            write_gguf(path, out, body=body, exact_scales=False)
+    file = PackedFile.open(path)
+    record = next(r for key, r in file.tensors.items() if key.name == "layers.1.down.weight")
+    assert record.encoding.kind == "int8"
+    for body, rounding in (("F32", 0), ("F16", 2**-10)):
+        write_gguf(path, out, body=body)
+        down = next(t for t in gguf.GGUFReader(out).tensors if t.name == "blk.1.ffn_down.weight")
+        found = gguf.dequantize(down.data, down.tensor_type)
+        assert np.allclose(found, file.values(record), rtol=rounding, atol=1e-7 * bool(rounding))
+
+
 @pytest.mark.parametrize(("head", "bits"), [("F32", 32), ("F16", 16), ("Q8_0", 8.5), ("Q6_K", 6.5625)])
 def test_rounded_scales_and_bytes_of_a_token(tmp_path: Path, head: str, bits: float) -> None:
     path = build(tmp_path, LLAMA)

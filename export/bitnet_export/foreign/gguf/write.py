@@ -176,7 +176,9 @@ class _Writer:
         floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
         word, option = (self.head, "--head") if floats else (self.body, "--type")
         kind, few = KINDS[word], f"F16 or F32 ({option})"
-        if record.scope == encodings.SCALE_NONE and not floats:
+        if not (floats or record.encoding.ternary):
+            if record.scope != encodings.SCALE_NONE and kind.ternary:
+                yield "int8 linear layers; write them as F16 or F32 (--type)"
             return
         if record.cols % kind.block:
             yield f"rows of {record.cols} weights, {word} has blocks of {kind.block}; write them as {few}"
@@ -212,11 +214,11 @@ class _Writer:
                     yield self._floats(f"{name}.weight", record, KINDS[self.head], order)
             elif role not in TERNARY_LINEARS:
                 yield self._vector(f"{name}.weight", self.file.values(record)[0])
-            elif record.scope == encodings.SCALE_NONE:
-                kind = KINDS[record.encoding.name]
-                yield self._floats(f"{name}.weight", record, kind, order)
-            else:
+            elif record.encoding.ternary:
                 yield from self._ternary(name, record, order)
+            else:
+                kind = KINDS[record.encoding.name if record.scope == encodings.SCALE_NONE else self.body]
+                yield self._floats(f"{name}.weight", record, kind, order)
         if self._rounded:
             self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
 
