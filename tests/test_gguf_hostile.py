@@ -230,9 +230,10 @@ def test_a_table_of_rope_factors(tmp_path):
             continue
         with open_source(made.path) as source:
             assert source.config.rope_scaling == "none"
-    made.metadata |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
-    made.write()
-    refused(made.path, "rope.scaling.type is 'linear' and there is a tensor rope_freqs.weight")
+    for more in ({"factor": 2.0}, {"type": "linear", "factor": 2.0}, {"type": "yarn"}):
+        made.metadata |= {f"llama.rope.scaling.{key}": value for key, value in more.items()}
+        made.write()
+        refused(made.path, "RoPE is scaled twice, by llama.rope.scaling.type = .* and by the tensor rope_freqs.weight")
 
 
 def test_a_scale_beside_a_matrix_with_a_bias(tmp_path):

@@ -391,9 +391,11 @@ def test_other_factors_are_refused(wrong, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "hf"),
     [
-        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),  # llama.cpp's default
+        ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         (
-            {"type": "yarn", "factor": 4.0, "original_context_length": 256},
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 256},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
         ),
     ],
@@ -403,7 +405,7 @@ def test_rope_scaling(keys, hf, tmp_path):
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    made, source = small(tmp_path, "qwen3", head_dim=64, **{f"qwen3.rope.scaling.{k}": v for k, v in keys.items()})
+    made, source = small(tmp_path, "qwen3", head_dim=64, **{f"qwen3.rope.{k}": v for k, v in keys.items()})
     config = transformers.Qwen3Config(**made.hf, rope_scaling={**hf, "rope_theta": 5e5})
     expected, attention = ROPE_INIT_FUNCTIONS[hf["rope_type"]](config, "cpu")
     assert np.allclose(rope_frequencies(source.config), expected, rtol=1e-6, atol=0)  # fp32 there, fp64 here

@@ -20,11 +20,14 @@ def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
     """rope_theta and the fields of rope_scaling. dim: dimensions of a head that turn."""
     theta = _number(file, f"{arch}.rope.freq_base", 10_000.0, above=1)
     scaling = f"{arch}.rope.scaling."
-    kind = file.value(scaling + "type", str, "none")
+    kind = file.value(scaling + "type", str, "linear")  # so has llama.cpp it: a factor alone is enough
     factor = _number(file, scaling + "factor", _number(file, f"{arch}.rope.scale_linear", 1.0))
     if _FACTORS in file.tensors:
-        if kind != "none":
-            raise SourceError(f"{scaling}type is {kind!r:.80} and there is a tensor {_FACTORS}, expected one of them")
+        if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
+            raise SourceError(
+                f"RoPE is scaled twice, by {scaling}type = {kind!r:.80} with factor {factor} and by the tensor "
+                f"{_FACTORS}; expected one of them"
+            )
         return {"rope_theta": theta, **_llama3(file, theta, dim)}
     if kind == "none" or (kind == "linear" and factor == 1):
         return {"rope_theta": theta}
