@@ -179,5 +179,11 @@ def test_published_families_become_graphs(name: str, tmp_path: Path) -> None:
         pack_source(source, tmp_path / "m.bitnet", head="f32", linears="f32")
         config = source.config
     report = write_onnx(tmp_path / "m.bitnet", tmp_path / "onnx")
+    if hf_vision.sees(name):  # how a picture becomes a square: a CLIP cuts, a ViT stretches, by other filters
+        said = json.loads((tmp_path / "onnx" / "preprocessor_config.json").read_text())
+        made = PackedFile.open(tmp_path / "m.bitnet").metadata["generation"]["pictures"]
+        assert said["do_center_crop"] == (made["resize"] == "crop") == name.startswith("clip")
+        assert said["resample"] == {"bilinear": 2, "bicubic": 3}[made["filter"]] == (2 if "vit" in name else 3)
+        assert ("shortest_edge" in said["size"]) == said["do_center_crop"]
     assert (report.images == 8) == hf_vision.sees(name) and report.images_mean <= 1e-5  # fp32 in another order
     assert (report.compared > 0) == hf_vision.reads(name) and (report.behind > 0) == (config.image_token > 0)

@@ -19,6 +19,7 @@ from typing import Any
 import onnx
 
 from bitnet.config import ModelConfig
+from bitnet_export.foreign.hf.image_architectures import preprocessor
 from bitnet_export.foreign.outgoing import replacing_folder, write_json
 from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 from bitnet_export.packed.reader import PackedFile
@@ -75,7 +76,7 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
         described |= {"image_token_index": config.image_token or None, "vision_config": _describe(seeing[0])}
     write_json(folder / "config.json", described)
     for stack in seeing:
-        write_json(folder / "preprocessor_config.json", _describe_pixels(stack))
+        write_json(folder / "preprocessor_config.json", preprocessor(stack, generation))
     if graph.writes(config) and config.input == "tokens" and config.mask == "causal" and not config.image_token:
         write_json(folder / "genai_config.json", _describe_for_genai(config, special))
     write_generation(folder, generation)
@@ -102,20 +103,6 @@ def _describe(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.tie_embeddings,
-    }
-
-
-def _describe_pixels(config: ModelConfig) -> dict[str, Any]:
-    """What image processors read: values from 0 to 1, less the mean, divided by the deviation."""
-    size = {"height": config.image_size, "width": config.image_size}
-    steps = {"do_resize": True, "do_rescale": True, "do_normalize": True}
-    return steps | {
-        "image_processor_type": "SiglipImageProcessor",
-        "size": size,
-        "resample": 3,  # bicubic
-        "rescale_factor": 1 / 255,
-        "image_mean": list(config.pixel_mean),
-        "image_std": list(config.pixel_std),
     }
 
 
