@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import struct
 import tempfile
 import zlib
@@ -122,6 +123,14 @@ def with_section(file: bytes, kind: int, content: bytes, flags: int = 0) -> byte
     header = bytearray(file[:64])
     struct.pack_into("<QI", header, 16, end + -end % 64, len(sections))
     return fix_checksums(bytes(header) + table + body + bytes(-end % 64))
+
+
+def with_generation(path: Path, out: Path, **changes: Any) -> Path:
+    """Write a packed file again with other generation defaults."""
+    file = PackedFile.open(path)
+    said = {**file.metadata, "generation": {**file.metadata.get("generation", {}), **changes}}
+    out.write_bytes(with_section(path.read_bytes(), records.METADATA, json.dumps(said).encode()))
+    return out
 
 
 LOW_RANK_SCALE = 2**-6  # of both parts of an adapter, so that its numbers are exact

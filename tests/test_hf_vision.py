@@ -22,10 +22,12 @@ from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.hf.configuration import model_config
 from bitnet_export.foreign.hf.families import family_of
 from bitnet_export.foreign.hf.write import write_folder
+from bitnet_export.foreign.onnx import write_onnx
 from bitnet_export.foreign.source import Floats, Source
 from bitnet_export.packed import records
 from bitnet_export.packed.random_model import random_model
 from bitnet_runtime import Model
+from packed_files import with_generation
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -275,6 +277,36 @@ def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(
     with Model.load(tmp_path / "m.bitnet", kv_type="f32") as model:
         assert model.processor.filter == "bilinear" and model.processor.resize == "stretch"
         assert np.abs(model.embed(text) - expected).max() < 1e-6  # of length 1, fp32
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("token", [5, tokenizer.END_ID])
+def test_texts_are_filled_up_alike_after_a_round_trip(side: str, token: int, tmp_path: Path) -> None:
+    """By a special token, and by one that only config.json names: of the tokenizer it is a letter."""
+    hf_vision.save("siglip, bytes", tmp_path / "model")
+    hf_vision.bytes_beside(tmp_path / "model")
+    said = {"padding_side": side} | ({"pad_token": tokenizer.END} if token == tokenizer.END_ID else {})
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(said))
+    text_config = json.loads(config_of(tmp_path / "model"))["text_config"]
+    edit(tmp_path / "model", text_config=text_config | {"pad_token_id": token})
+    for source, out in (("model", "m.bitnet"), ("again", "back.bitnet")):
+        with open_source(tmp_path / source) as opened:
+            pack_source(opened, tmp_path / out, head="f32", linears="f32")
+        if source == "model":
+            write_folder(tmp_path / "m.bitnet", tmp_path / "again")
+            write_onnx(tmp_path / "m.bitnet", tmp_path / "onnx")
+    padding = {"length": hf_vision.CONTEXT, "token_id": token, "side": side}
+    for file in ("m.bitnet", "back.bitnet"):
+        assert PackedFile.open(tmp_path / file).metadata["generation"]["padding"] == padding
+    with Model.load(tmp_path / "m.bitnet") as first, Model.load(tmp_path / "back.bitnet") as second:
+        assert np.array_equal(first.embed("a \5 cat"), second.embed("a \5 cat"))
+    for folder in (tmp_path / "again", tmp_path / "onnx"):
+        words = json.loads((folder / "tokenizer_config.json").read_text())
+        assert words["padding_side"] == side and ("pad_token" in words) == (token == tokenizer.END_ID)
+    assert json.loads(config_of(tmp_path / "onnx"))["pad_token_id"] == token
+    with_generation(tmp_path / "m.bitnet", tmp_path / "odd.bitnet", padding=padding | {"side": "middle"})
+    with pytest.raises(ValueError, match=r"`padding` in the metadata is .*middle"):
+        write_folder(tmp_path / "odd.bitnet", tmp_path / "hf")
 
 
 # ---- out again ----

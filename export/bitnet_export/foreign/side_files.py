@@ -32,7 +32,21 @@ def generation_of(file: PackedFile) -> dict[str, Any]:
         raise ValueError(
             f"special tokens in the metadata are {ends!r} and {generation.get('bos_token_id')!r}, expected ids"
         )
+    padding = generation.get("padding")
+    if padding is not None and not _fills(padding, file.configs[0]):
+        raise ValueError(
+            f"`padding` in the metadata is {padding!r:.80}, expected "
+            f'{{"length": {file.configs[0].max_context}, "token_id": an id, "side": "left" or "right"}}'
+        )
     return generation | {"eos_token_ids": ends or None}
+
+
+def _fills(padding: Any, c: ModelConfig) -> bool:
+    """Whether it says how texts are filled up. Folders have no other length than the greatest."""
+    said = padding if isinstance(padding, dict) else {}
+    token = said.get("token_id")
+    known = type(token) is int and 0 <= token < c.vocab_size
+    return known and said.get("length") == c.max_context and said.get("side") in ("left", "right")
 
 
 def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
@@ -49,6 +63,12 @@ def special_tokens(generation: Mapping[str, Any]) -> dict[str, Any]:
     return {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": generation.get("eos_token_ids")}
 
 
+def pad_token_id(generation: Mapping[str, Any]) -> dict[str, int]:
+    """What fills up texts, for config.json; empty where nothing does."""
+    padding = generation.get("padding")
+    return {"pad_token_id": padding["token_id"]} if padding else {}
+
+
 def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
@@ -61,9 +81,15 @@ def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: 
     ends, start = generation.get("eos_token_ids") or [], generation.get("bos_token_id")
     ids = {"bos_token": start, "eos_token": ends[0] if ends else None}
     named = {name: words[token] for name, token in ids.items() if token in words} | named
+    side = {}
+    if padding := generation.get("padding"):
+        side, token = {"padding_side": padding["side"]}, padding["token_id"]
+        # Of a token that is no special one config.json alone says that it fills up: named, it would become special.
+        named = {name: word for name, word in named.items() if name != "pad_token"}
+        named |= {"pad_token": words[token]} if token in _added(tokenizer) else {}
     (folder / "tokenizer.json").write_bytes(_with_start(tokenizer, start, words))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": c.max_context}
-    write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | named)
+    write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | side | named)
 
 
 def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
@@ -81,6 +107,11 @@ def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -
     steps = [step for step in (rules.get("post_processor"), around((words[start], start), None)) if step]
     rules["post_processor"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "processors": steps}
     return json.dumps(rules, ensure_ascii=False, indent=2).encode()
+
+
+def _added(tokenizer: bytes) -> set[int]:
+    """Ids of the tokens that are found in a text before it is cut."""
+    return set(load(tokenizer, "section TOKENIZER").get_added_tokens_decoder())
 
 
 def _words(tokenizer: bytes) -> dict[int, str]:

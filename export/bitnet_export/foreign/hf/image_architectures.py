@@ -13,7 +13,7 @@ import numpy as np
 
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
-from bitnet_export.foreign.side_files import generation_of
+from bitnet_export.foreign.side_files import generation_of, pad_token_id
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLES
@@ -159,7 +159,7 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     if plain.quantizes(file):
         head[QUANTIZATION] = plain.quantization(file.configs[0], _left_alone(file, architecture))
     ends = generation.get("eos_token_ids")
-    end = {"eos_token_id": ends[0]} if ends else {}
+    end = ({"eos_token_id": ends[0]} if ends else {}) | pad_token_id(generation)
     if len(parts) == 1:
         return head | parts[0] | end
     main, vision = file.configs

@@ -21,7 +21,13 @@ import onnx
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.hf.image_architectures import preprocessor
 from bitnet_export.foreign.outgoing import replacing_folder, write_json
-from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
+from bitnet_export.foreign.side_files import (
+    generation_of,
+    pad_token_id,
+    special_tokens,
+    write_generation,
+    write_tokenizer,
+)
 from bitnet_export.packed.reader import PackedFile
 
 from . import graph
@@ -71,7 +77,7 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
     config, generation = file.configs[0], generation_of(file)
     special = special_tokens(generation)
     seeing = [stack for stack in file.configs if stack.input == "images"]
-    described = _describe(config) | special
+    described = _describe(config) | special | pad_token_id(generation)
     if seeing and config.input != "images":
         described |= {"image_token_index": config.image_token or None, "vision_config": _describe(seeing[0])}
     write_json(folder / "config.json", described)
