@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import bitnet_cli
 from bitnet.data import tokenizer as built_in
@@ -21,8 +21,10 @@ from bitnet_export.convert.incoming import open_source
 from bitnet_export.foreign.gguf.tokenizer import tokenizer_of
 from bitnet_export.foreign.gguf.tokens import vocabulary
 from bitnet_export.foreign.gguf.write import write_gguf
+from bitnet_export.foreign.vocabulary import Vocabulary, sentencepiece_bpe
 from bitnet_export.packed import records
 from bitnet_runtime import Model
+from bitnet_runtime import text as runtime
 from gguf_written import BITNET, build
 from runtime_models import byte_tokenizer
 
@@ -101,6 +103,61 @@ def test_a_sentencepiece_vocabulary() -> None:
     assert scores[-3:] == [0.0, -1.0, -2.0]
     assert set(scores[:-3]) == {-3.0}
     assert types == [2, 3, 3] + [6] * 256 + [1] * 7
+
+
+def around(tokenizer: Tokenizer, template: str) -> Tokenizer:
+    """With special tokens around a text."""
+    special = [(word, tokenizer.token_to_id(word)) for word in template.split() if word != "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    return tokenizer
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "$A </s>", "<s> $A </s>", "$A"])
+@pytest.mark.parametrize("said", [{}, {"bos_token_id": 1}])
+def test_what_goes_around_a_text_is_in_the_keys(template: str, said: dict[str, Any]) -> None:
+    """Whoever says it: the tokenizer alone, or the generation defaults."""
+    tokenizer = around(sentencepiece(), template).to_str().encode()
+    engine = runtime.Tokenizer(tokenizer, 266, said.get("bos_token_id"))
+    keys = vocabulary(tokenizer, 266, {"eos_token_ids": [2], **said})
+    found, generation = tokenizer_of(keys)[0], tokenizer_of(keys)[2]
+    back = runtime.Tokenizer(found, 266, generation.get("bos_token_id"))
+    for text in ("the he", "x", ""):
+        assert back.encode(text) == engine.encode(text), text
+    assert keys["tokenizer.ggml.add_eos_token"] is template.endswith("</s>")
+    assert keys["tokenizer.ggml.add_bos_token"] is ("<s>" in template or bool(said))
+
+
+def test_more_around_a_text_than_llama_cpp_puts_there_is_refused() -> None:
+    for template, said, message in (
+        ("<s> <s> $A", {}, r"puts the tokens \[1, 1\] before a text and \[\] behind it, llama.cpp one at most"),
+        ("</s> $A", {"bos_token_id": 1}, r"puts the tokens \[1, 2\] before a text"),
+        ("$A <s>", {"eos_token_ids": [2]}, "ends a text with '<s>', which ends no answer"),
+    ):
+        with pytest.raises(ValueError, match=message + ".*--no-tokenizer"):
+            vocabulary(around(sentencepiece(), template).to_str().encode(), 266, said)
+
+
+def test_three_tokens_that_end_an_answer_and_more() -> None:
+    """Those that llama.cpp knows by their names need no key."""
+    tokenizer, notes = byte_level(split(LLAMA3)), list[str]()
+    tokenizer.add_special_tokens(["<|im_end|>", "<a>", "<b>", "<c>", "<d>"])
+    vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [259, 260, 261]}, notes)
+    keys = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [260, 261, 262, 263, 264]}, notes)
+    ids = [keys[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")]
+    assert ids == [260, 261, 262]
+    assert notes == ["an answer does not end at <c>, <d>: llama.cpp has no more than three end tokens"]
+    generation = {"eos_token_ids": [259, 260, 261, 262]}
+    keys = vocabulary(tokenizer.to_str().encode(), 270, generation, notes)
+    assert tokenizer_of(keys)[2]["eos_token_ids"] == generation["eos_token_ids"] and len(notes) == 1
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_space_behind_special_tokens_is_noted(legacy: bool, tmp_path: Path) -> None:
+    """Only where the engine does not put one there, as llama.cpp does."""
+    words = Vocabulary(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "▁t"], [2, *[6] * 256, 1, 1, 1])
+    tokenizer = sentencepiece_bpe(words, [float(i) for i in range(260)], legacy=legacy)
+    path = build(tmp_path, BITNET.replace(vocab_size=260, n_layers=1), tokenizer=tokenizer)
+    assert ("begins with a space in llama.cpp" in str(write_gguf(path, tmp_path / "m.gguf"))) is not legacy
 
 
 def test_special_tokens_have_the_names_of_the_source() -> None:

@@ -58,7 +58,7 @@ PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), 
 _TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
 """A token by which a vocabulary without tokenizer.ggml.pre is known, and what it was trained with."""
 
-_ENDS = (
+ENDS = (
     "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
     "</s>",
 )  # fmt: skip
@@ -167,7 +167,7 @@ class _Reading:
     def _generation(self) -> dict[str, Any]:
         declared = [self.ids["eos"], self._id("eot"), self._id("eom")]
         ends = {token for token in declared if token is not None}
-        more = {i for i, text in enumerate(self.tokens) if text in _ENDS and self.kinds[i] == CONTROL} - ends
+        more = {i for i, text in enumerate(self.tokens) if text in ENDS and self.kinds[i] == CONTROL} - ends
         if more:
             names = ", ".join(self.tokens[i] for i in sorted(more))
             self.assumptions.append(f"an answer also ends at {names}, by the name of the token")

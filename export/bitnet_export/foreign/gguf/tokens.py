@@ -12,39 +12,87 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitnet_export.foreign.side_files import special_words
-from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, load
 
 from .output import Value
-from .tokenizer import PRE
+from .tokenizer import ENDS, PRE
+
+_ONLY_IDS = "write the file for token ids (--no-tokenizer)"
 
 
-def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any]) -> dict[str, Value]:
-    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA.
+def vocabulary(
+    tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any], notes: list[str] | None = None
+) -> dict[str, Value]:
+    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA. notes: gets what llama.cpp does otherwise.
 
     Raises ValueError naming what llama.cpp has no name for.
     """
+    notes = [] if notes is None else notes
     try:
         rules = json.loads(tokenizer)
         model, added = rules["model"], rules.get("added_tokens") or []
         if model["type"] != "BPE":
             raise ValueError(f"the tokenizer is a {model['type']} model; llama.cpp's vocabularies are BPE")
         tokens, types = _tokens(model, added, vocab_size)
-        keys = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens)
+        keys = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens, notes)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
     keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    return keys | _special(tokens, types, generation, _edges(tokenizer, generation.get("bos_token_id")), notes)
+
+
+def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]:
+    """The tokens before and behind a text, as the engine puts them there. Raises ValueError: it puts more."""
+    words = load(tokenizer, "section TOKENIZER")
+    plain, whole = (words.encode("x", add_special_tokens=edges).ids for edges in (False, True))
+    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    before, after = whole[:at], whole[at + len(plain) :]
+    if start is not None and before[:1] != [start]:
+        before = [start, *before]
+    if len(before) > 1 or len(after) > 1:
+        raise ValueError(
+            f"the tokenizer puts the tokens {before} before a text and {after} behind it, llama.cpp one at most; "
+            f"{_ONLY_IDS}"
+        )
+    return next(iter(before), None), next(iter(after), None)
+
+
+def _special(
+    tokens: list[str],
+    types: list[int],
+    generation: Mapping[str, Any],
+    edges: tuple[int | None, int | None],
+    notes: list[str],
+) -> dict[str, Value]:
+    """The keys of special tokens, and which of them llama.cpp adds to a text."""
     place = {token: i for i, token in enumerate(tokens)}
     named = {name: place.get(word) for name, word in special_words(generation).items()}
-    start, ends = generation.get("bos_token_id"), generation.get("eos_token_ids") or []
-    end = named.get("eos_token") if named.get("eos_token") in ends else next(iter(ends), None)
+    (before, after), ends = edges, generation.get("eos_token_ids") or []
+    if after is not None and ends and after not in ends:
+        raise ValueError(
+            f"the tokenizer ends a text with {tokens[after]!r:.40}, which ends no answer; llama.cpp has one token for "
+            f"both; {_ONLY_IDS}"
+        )
+    end = after if after is not None else named.get("eos_token")
+    if after is None and end not in ends:
+        end = next(iter(ends), None)
+    # Others that end an answer: first those that llama.cpp does not know by name.
+    known = {i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL and token in ENDS}
+    others = sorted((token for token in ends if token != end), key=lambda token: token in known)
+    if lost := [tokens[token] for token in others[2:] if token not in known]:
+        notes.append(f"an answer does not end at {', '.join(lost)}: llama.cpp has no more than three end tokens")
     special = {
-        "bos": named.get("bos_token") if start is None else start,
+        "bos": named.get("bos_token") if before is None else before,
         "eos": end,
-        "eot": next((token for token in ends if token != end), None),
+        "eot": next(iter(others), None),
+        "eom": next(iter(others[1:]), None),
         "padding": named.get("pad_token"),
     }
-    keys |= {f"tokenizer.ggml.{name}_token_id": token for name, token in special.items() if token is not None}
-    return keys | {"tokenizer.ggml.add_bos_token": start is not None, "tokenizer.ggml.add_eos_token": False}
+    keys: dict[str, Value] = {f"tokenizer.ggml.{name}_token_id": i for name, i in special.items() if i is not None}
+    return keys | {
+        "tokenizer.ggml.add_bos_token": before is not None,
+        "tokenizer.ggml.add_eos_token": after is not None,
+    }
 
 
 def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -102,7 +150,7 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
             theirs = f"llama.cpp's {pre}" if pre else "llama.cpp"
             problems.append(f"normalizes text by {step['type']}, {theirs} does not")
     if problems:
-        raise ValueError(f"the tokenizer {' and '.join(problems)}; write the file for token ids (--no-tokenizer)")
+        raise ValueError(f"the tokenizer {' and '.join(problems)}; {_ONLY_IDS}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
@@ -141,7 +189,7 @@ def _cut(step: Mapping[str, Any]) -> str:
 # ---- SentencePiece as BPE: model "llama" ----
 
 
-def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Value]:
+def _sentencepiece(rules: Mapping[str, Any], tokens: list[str], notes: list[str]) -> dict[str, Value]:
     """llama.cpp joins the neighbours whose token has the highest score: minus the rank of its first merge."""
     steps = [*_parts(rules.get("normalizer"), "normalizers"), *_parts(rules.get("pre_tokenizer"), "pretokenizers")]
     prefix, space = False, False
@@ -152,11 +200,16 @@ def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Val
             case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
                 space = True
             case {"type": "Metaspace", "replacement": "▁" | " " as mark, "prepend_scheme": scheme, "split": False}:
+                if scheme == "first":
+                    notes.append(
+                        "what follows a special token begins with a space in llama.cpp, and not in the engine: the "
+                        "tokens of a chat differ"
+                    )
                 prefix, space = prefix or scheme in ("first", "always"), space or mark == "▁"
             case _:
                 raise ValueError(
                     f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}, SentencePiece has not; "
-                    "write the file for token ids (--no-tokenizer)"
+                    f"{_ONLY_IDS}"
                 )
     if not (space and rules["model"].get("byte_fallback")):
         raise ValueError("the tokenizer is neither byte-level nor SentencePiece (▁ for spaces, byte fallback)")

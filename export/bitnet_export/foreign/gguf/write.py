@@ -92,7 +92,7 @@ def write_gguf(
     file, config, problems = open_decoder(source)
     graph, differences = _nearest(config)
     writer = _Writer(file, config, graph, body, head, exact_scales)
-    text, unknown = _vocabulary(file, config, vocabulary)
+    text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
     refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
     metadata = writer.metadata() | text
@@ -297,7 +297,9 @@ class _Writer:
         return (plain / rope_frequencies(self.config).double()).float().numpy()
 
 
-def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[dict[str, Value], list[str]]:
+def _vocabulary(
+    file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
+) -> tuple[dict[str, Value], list[str]]:
     """The keys of the tokenizer, and what is in the way of them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if tokenizer is None or not wanted:
@@ -305,7 +307,7 @@ def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[di
     from .tokens import vocabulary
 
     try:
-        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file))
+        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file), notes)
     except ValueError as error:
         return {}, [str(error)]
     return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []
