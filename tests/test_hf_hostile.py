@@ -13,6 +13,7 @@ import torch
 
 import hf_models
 from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.hf.read import open_folder
 from bitnet_export.foreign.hf.weights import Quantization
 from bitnet_export.foreign.source import SourceError
 from hf_refused import edit, edit_tensors, refused
@@ -276,6 +277,32 @@ def test_ternary_in_the_first_layer_only(tmp_path):
     model = hf_models.trilm()
     model.tensors[f"{Q}.weight"][3, 4] = 0.1234
     refused(model.save(tmp_path / "model"), "is not ternary, that of the first layer is")
+
+
+def test_one_value_of_the_first_layer_makes_floats_of_a_role_and_is_said(tmp_path):
+    model = hf_models.trilm()
+    with open_source(model.save(tmp_path / "whole")) as source:
+        assert not any("not ternary" in line for line in source.assumptions)
+    model.tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 0.5
+    with open_source(model.save(tmp_path / "model")) as source:
+        assert "up" not in source.config.ternary and "down" in source.config.ternary
+        said = "model.layers.0.mlp.up_proj is not ternary: these projections stay floats in every layer"
+        assert any(line.startswith(said) for line in source.assumptions)
+
+
+def test_the_first_layer_that_is_not_all_zero_tells(tmp_path):
+    """A dead matrix is neither ternary nor not."""
+    model = hf_models.trilm("row")
+    for name, tensor in model.tensors.items():
+        if name.startswith("model.layers.0.") and "_proj" in name:
+            tensor.zero_()
+    folder = model.save(tmp_path / "model")
+    with open_source(folder) as source:
+        assert len(source.config.ternary) == 7 and source.config.weight_scale == "row"
+        assert not any("not ternary" in line for line in source.assumptions)
+        pack_source(source, tmp_path / "out.bitnet")
+    with pytest.raises(SourceError, match="ternary already"), open_folder(folder, floats=True):
+        pass
 
 
 def test_masters_with_nan(tmp_path):

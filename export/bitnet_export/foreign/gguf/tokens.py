@@ -44,6 +44,8 @@ def vocabulary(
 def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]:
     """The tokens before and behind a text, as the engine puts them there. Raises ValueError: it puts more."""
     words = load(tokenizer, "section TOKENIZER")
+    words.no_padding()
+    words.no_truncation()
     plain, whole = (words.encode("x", add_special_tokens=edges).ids for edges in (False, True))
     at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
     before, after = whole[:at], whole[at + len(plain) :]

@@ -1,12 +1,12 @@
 """What the weights of a model folder are: packed, ternary as floats, masters that the model quantizes, or plain floats.
 
-Told from the first layer and the tables.
+Told from the first layer, or the first that is not all zero, and the tables.
 """
 
 from __future__ import annotations
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export.foreign.source import SourceError, Ternary
+from bitnet_export.foreign.source import Floats, SourceError, Ternary
 from bitnet_export.foreign.ternary_values import ternary_values
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import NONE, PER_EXPERT, ROLE, Key
@@ -14,6 +14,7 @@ from bitnet_export.packed.records import NONE, PER_EXPERT, ROLE, Key
 from .places import LINEAR_ASIDE
 from .weights import Quantization, Weights
 
+_ROWS = 1024  # looked at in one go
 Found = tuple[ModelConfig, str, list[str]]  # the configuration with what was found, words for it, assumptions
 
 _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
@@ -23,11 +24,13 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
     """Of a folder that is to be converted."""
     weights.floats = _left_alone(model, weights, quantization)
     if not weights.masters:
-        weights.floats = frozenset(role for role in _linears(model) if not _is_ternary(weights, _first(model, role)))
+        weights.floats = frozenset(
+            role for role in _linears(model) if not _is_ternary(weights, _telling(model, weights, role))
+        )
     roles = [role for role in _linears(model) if role not in weights.floats]
     if not roles:
         return _full_precision(model, weights)
-    keys = [_first(model, role) for role in roles]
+    keys = [_telling(model, weights, role) for role in roles]
     scopes = [tensor.scope for tensor in map(weights.load, keys) if isinstance(tensor, Ternary)]
     tables = ["embedding"] * (model.input == "tokens") + ["head"] * (model.has_head and not model.tie_embeddings)
     ternary = [isinstance(weights.load(Key(0, NONE, ROLE[role], NONE, 0)), Ternary) for role in tables]
@@ -45,7 +48,8 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
         return model, words, [assumed] if quantization is None else []
     assumed = "activations are quantized to int8 for each token; the published model leaves them float"
     words = f"{dtype} weights, ternary already with one scale a {model.weight_scale}"
-    return model, words, [assumed] if quantization is None else []
+    mixed = _stay_floats(model, weights) if weights.floats and not weights.masters else []
+    return model, words, [assumed, *mixed] if quantization is None else mixed
 
 
 def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
@@ -53,7 +57,7 @@ def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantiza
     left = _left_alone(model, weights, quantization)
     roles = [role for role in _linears(model) if role not in left] if weights.masters else []
     weights.floats, weights.tables = frozenset(TERNARY_LINEARS), {"embedding": False, "head": False}
-    for key in (_first(model, role) for role in _linears(model)):
+    for key in (_telling(model, weights, role) for role in _linears(model)):
         entry = weights.entry(key)
         if entry.dtype == "U8" or _is_ternary(weights, key):
             raise SourceError(
@@ -82,12 +86,29 @@ def _first(model: ModelConfig, role: str, layer: int = 0) -> Key:
     return Key(0, layer, ROLE[role], expert, 0)
 
 
+def _telling(model: ModelConfig, weights: Weights, role: str) -> Key:
+    """The key of a projection in the first layer where it is not all zero: a matrix of zeros says nothing."""
+    keys = [_first(model, role, layer) for layer in range(model.n_layers)]
+    return next((key for key in keys if weights.entry(key).dtype == "U8" or _says(weights.matrix(key))), keys[0])
+
+
+def _says(matrix: Floats) -> bool:
+    rows = matrix.shape[0]
+    return any(matrix.rows(first, min(first + _ROWS, rows)).any() for first in range(0, rows, _ROWS))
+
+
 def _is_ternary(weights: Weights, key: Key) -> bool:
-    """Whether a projection holds codes, or floats that are. A matrix of zeros says nothing."""
+    """Whether a projection holds codes, or floats that are."""
     if weights.entry(key).dtype == "U8":
         return True
     found = ternary_values(weights.matrix(key))
     return found is not None and bool(found.codes.any())
+
+
+def _stay_floats(model: ModelConfig, weights: Weights) -> list[str]:
+    """That some projections are no ternary ones: a damaged value is enough for that, and it costs much."""
+    names = [weights.module(_telling(model, weights, role)) for role in _linears(model) if role in weights.floats]
+    return [f"{', '.join(names)} is not ternary: these projections stay floats in every layer, the others are ternary"]
 
 
 def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> frozenset[str]:
