@@ -305,6 +305,18 @@ def test_the_first_layer_that_is_not_all_zero_tells(tmp_path):
         pass
 
 
+def test_the_scale_of_a_head_that_is_the_embedding(tmp_path):
+    """transformers multiplies logits by it; 1 says nothing."""
+    model = hf_models.bitnet_packed()
+    assert model.config["tie_word_embeddings"]
+    model.tensors["lm_head.weight_scale"] = torch.ones(1)
+    with open_source(model.save(tmp_path / "one")) as source:
+        pack_source(source, tmp_path / "out.bitnet")
+    for value, message in ((torch.full((1,), 3.0), "is 3.0, expected 1"), (torch.ones(2), r"shape \[2\], expected")):
+        model.tensors["lm_head.weight_scale"] = value
+        refused(model.save(tmp_path / f"{value.numel()}"), f"lm_head.weight_scale .*{message}")
+
+
 def test_masters_with_nan(tmp_path):
     model = hf_models.falcon_masters()
     model.tensors[f"{Q}.weight"][3, 4] = torch.nan

@@ -171,5 +171,19 @@ def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
             used |= weights.check(spec, model.n_experts)
     if not model.has_head or model.tie_embeddings:  # it is the embedding again, if it is there
         head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
+        if model.has_head:
+            _refuse_scale(places.tensors.get(f"{head}.weight_scale"))
         used |= {f"{head}.weight", f"{head}.weight_scale"}
     return used
+
+
+def _refuse_scale(entry: Entry | None) -> None:
+    """Raises SourceError: a head that is the embedding is scaled, which transformers does and the engine does not."""
+    if entry is None:
+        return
+    if entry.shape not in ((), (1,)):
+        raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [1]")
+    if (scale := float(entry.floats().rows(0, 1)[0, 0])) != 1:
+        raise SourceError(
+            f"{entry.what} is {scale}, expected 1: the head is the embedding; multiply the scale into a head of its own"
+        )
