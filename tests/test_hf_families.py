@@ -70,6 +70,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ("gemma2", {"sliding_window_pattern": 3, "layer_types": None}),
         ("mistral", {"layer_types": ["full_attention"] * 3}),
         ("mixtral", {"max_window_layers": 28, "use_sliding_window": False}),
+        ("mixtral", {"norm_topk_prob": False}),
         ("mixtral", {"layer_types": ["full_attention"] * 3, "sliding_window_pattern": 2}),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
     ],

@@ -14,7 +14,7 @@ from .places import Name
 QUANTIZATION = "quantization_config"  # of config.json; always of the whole
 SOME_READ = (
     "hidden_activation", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
-    "sliding_window_pattern",
+    "sliding_window_pattern", "norm_topk_prob",
 )  # fmt: skip
 """Fields that the classes of some families read and those of others pass over, though a folder has them."""
 
