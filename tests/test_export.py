@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -18,8 +19,10 @@ from bitnet.model.layers import ACTIVATIONS
 from bitnet.model.positions import rope_frequencies, rope_tables
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint, repack
+from bitnet_export.checkpoint.findings import Agreement
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens
+from bitnet_export.checkpoint.verify import VerificationError, _check_agreement
 from bitnet_export.packed import encodings, records
 from bitnet_runtime import Model
 from seeded_checkpoints import SMALL, make_checkpoint
@@ -224,3 +227,17 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
             x = x + layer.down(h)
     assert len(zeros.before) == len(zeros.after) == SMALL.n_layers
     assert all(before < after < 1 for before, after in zip(zeros.before, zeros.after, strict=True))
+
+
+def test_vectors_have_no_loss_that_may_differ() -> None:
+    """Their numbers have one: rounding moves those of a text together, which chance limits do not allow for."""
+    torch32 = np.zeros(4000)
+    engine = torch32 + 1e-3 * (np.arange(4000) % 2)
+    for vectors in (True, False):
+        short = Agreement.of(torch32, torch32, torch32, (64, 8), vectors=vectors)
+        long = Agreement.of(engine, torch32, torch32, (4, 1000), vectors=vectors)
+        with contextlib.nullcontext() if vectors else pytest.raises(VerificationError, match="of the loss"):
+            _check_agreement(short, long, None, "nats a token")
+        broken = Agreement.of(engine + 1, torch32, torch32, (4, 1000), vectors=vectors)
+        with pytest.raises(VerificationError, match="mean difference in a long text"):
+            _check_agreement(short, broken, None, "nats a token")

@@ -10,7 +10,8 @@ import torch
 import gguf_models as models
 from bitnet.model.positions import rope_frequencies
 from bitnet_export import PackedFile
-from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.checkpoint.verify import LOSS
+from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.gguf.container import Gguf
 from bitnet_export.foreign.gguf.types import TYPES
 from bitnet_export.foreign.source import SourceError
@@ -292,6 +293,15 @@ def test_an_embedding_model(tmp_path):
     packed = PackedFile.open(tmp_path / "m.bitnet")
     found = {key.name: packed.values(record) for key, record in packed.tensors.items() if key.name in norms}
     assert all(np.array_equal(found[name].reshape(-1), values) for name, values in norms.items())
+
+
+def test_an_embedding_model_whose_vectors_have_another_mean(tmp_path):
+    """Rounding moves all numbers of a text, so that of two right programs they have not the same mean."""
+    made = models.example(tmp_path / "m.gguf", "qwen3", TQ2_0, unit=256, seed=14)
+    made.metadata["qwen3.pooling_type"] = 3
+    made.write()
+    long = convert(made.path, tmp_path / "m.bitnet").checked.long
+    assert abs(long.loss_engine - long.loss_torch) > LOSS + 3 * long.loss_error
 
 
 def test_the_tokenizer_comes_along(tmp_path):

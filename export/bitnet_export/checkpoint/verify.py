@@ -8,7 +8,7 @@ So there are three questions, the distance between torch in fp64 and in fp32 bei
 - A long text: is the mean difference that of rounding events, or larger?
 - The same: do the differences cancel, so that the loss is the same?
 
-Of a model without a head the vectors of the texts are compared, number by number, in the same way. What
+Of a model without a head the vectors of the texts are compared, number by number, by the first two. What
 others are asked, `scoring` says.
 """
 
@@ -109,7 +109,8 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
 def _check_agreement(short: Agreement, long: Agreement, guessed: Agreement | None, unit: str) -> None:
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
     check_limit("mean difference in a long text", long.mean, _rounded(long), unit)
-    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
+    if not long.vectors:  # whose numbers have no mean that says anything; those of one text move together
+        check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
     if guessed:
         check_limit("median difference of guesses", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
         check_limit("mean difference of guesses", guessed.mean, _rounded(guessed), "nats")

@@ -88,7 +88,8 @@ def verify_source(
     noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
     check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
-    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+    if not long.vectors:  # whose numbers have no mean that says anything; those of one text move together
+        check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     of_images = None if images is None or seen is None else _of_images(file.configs[1], images, seen, sight)
     head = HeadCost.of(config.head_format, "published", ref32[-1], published[-1])
     floats = _stored_floats(file)

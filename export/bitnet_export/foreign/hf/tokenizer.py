@@ -247,7 +247,7 @@ def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str])
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     good = [token for token in ids if type(token) is int and 0 <= token < vocab_size]
-    if bad := [token for token in ids if token not in good]:
+    if bad := [token for token in ids if type(token) is not int or token not in good]:
         assumptions.append(
             f"of eos_token_id = {value!r:.80} {', '.join(map(repr, bad)):.80} was left out: not token ids below "
             f"{vocab_size}"
