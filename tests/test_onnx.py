@@ -51,6 +51,9 @@ CONFIGS = {
         norm="layer", norm_bias=True, ffn="plain", activation="relu", position="learned", o_bias=True, ffn_bias=True,
         head_bias=True, n_kv_heads=3,
     ),
+    "a norm behind the table": BITNET.replace(
+        norm="layer", norm_bias=True, embedding_norm=True, head_format="f16", n_layers=2,
+    ),
     "no positions": BITNET.replace(position="none", rope_dim=0, pre_norm=False, post_norm=True),
 }  # fmt: skip
 TABLES = {"ternary rows": encodings.SCALE_ROW, "bonsai": encodings.SCALE_GROUP}  # models whose embedding is ternary

@@ -27,7 +27,7 @@ from bitnet_export.foreign.outgoing import code_rows, value_rows
 from bitnet_export.packed import encodings
 from bitnet_export.packed.layout import SCALE_GROUP_K
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import Record
+from bitnet_export.packed.records import ROLES, Record
 
 from .ops import CONTRIB, Graph, Value
 
@@ -83,10 +83,8 @@ class Matrices:
         """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
         if self._in_two_bits(record):
             return self._two_bits(self.quantize(x), record)
-        turned = (
-            self._table(record).cast(TensorProto.FLOAT) if record.encoding == encodings.F16 else self._table(record)
-        )
-        turned = turned.transpose(1, 0)
+        table = self._table(record)
+        turned = (table.cast(TensorProto.FLOAT) if self._table_type(record) == np.float16 else table).transpose(1, 0)
         if record.scope == encodings.SCALE_NONE:
             return self.graph.op("MatMul", x, turned)
         x_q = self.quantize(x)
@@ -217,13 +215,19 @@ class Matrices:
 
     def _table(self, record: Record) -> Value:
         """(N, K): floats as they are stored; codes as fp32, γ·T for one γ a group, or as uint8 with its zero at 128."""
-        dtype: Any = np.dtype(record.encoding.dtype if record.encoding.kind == "float" else np.uint8)
+        dtype = self._table_type(record)
         blocks = self._codes(record)
-        if dtype == np.uint8 and self.form == "float":
-            dtype = np.float32
-        elif dtype == np.uint8:
+        if dtype == np.uint8:
             blocks = (block + np.int16(128) for block in blocks)
         return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: blocks)
+
+    def _table_type(self, record: Record) -> Any:
+        """fp32 where a layer norm follows the rows at once: onnxruntime fuses cast and norm, and fails."""
+        if record.encoding.kind != "float":
+            return np.dtype(np.float32 if self.form == "float" else np.uint8)
+        c, stored = self.file.configs[record.key.stack], np.dtype(record.encoding.dtype)
+        normed = c.embedding_norm and c.norm == "layer" and c.position not in ("learned", "sinusoidal")
+        return np.dtype(np.float32) if normed and ROLES[record.key.role] == "embedding" else stored
 
     def _transposed(self, record: Record, dtype: Any, zero: int = 0) -> Value:
         """(K, N), otherwise as in `_table`; codes plus `zero`."""
