@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, write_packed
+from bitnet_export import Encoded, PackedFile, random_model, write_packed
 from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.random_model import _draw
+from bitnet_runtime import Model
 from onnx_reference import Reference, worst_of_rows
 
 SMALL = ModelConfig(  # no width a multiple of 16, 127 or 128
@@ -243,3 +244,18 @@ def test_names_of_inputs_and_outputs(folder: Path, name: str, inputs: list[str],
     out = folder / f"{name}-int8"
     assert json.loads((out / "config.json").read_text())["model_type"] == ("llama" if cached else "bert")
     assert (out / "genai_config.json").exists() == (name == "original")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
+def test_states_behind_a_projector_where_nothing_is_pooled(tmp_path: Path, mask: str, form: str) -> None:
+    """`write_onnx` compares the last of them with the engine's vector."""
+    config = ENCODER.replace(mask=mask, pooling="none", out_dim=11)
+    random_model(config, tmp_path / "m.bitnet", 1)
+    report = write_onnx(tmp_path / "m.bitnet", tmp_path / "onnx", form=form)
+    text = np.random.default_rng(3).integers(0, 211, (2, 9))
+    states = OnnxModel(tmp_path / "onnx" / "model.onnx", config, threads=1).run(text)[0]
+    assert states.shape == (2, 9, 11) and report.compared > 0
+    with Model.load(tmp_path / "m.bitnet", kv_type="f32") as engine, engine.session() as session:
+        expected = session.embed(text[0].tolist(), "last")
+    assert np.abs(states[0, -1] / np.linalg.norm(states[0, -1]) - expected).max() < 3e-2  # rounding events

@@ -150,7 +150,10 @@ class _Model(Parts):
             g.output("logits", self.logits(hidden), TensorProto.FLOAT, [_BATCH, _LENGTH, c.vocab_size])
         else:
             length = c.max_context if c.input == "images" else _LENGTH
-            g.output("last_hidden_state", hidden, TensorProto.FLOAT, [_BATCH, length, c.dim])
+            states, width = hidden, c.dim
+            if c.input != "images" and c.pooling == "none":
+                states, width = self.projected(hidden), c.width
+            g.output("last_hidden_state", states, TensorProto.FLOAT, [_BATCH, length, width])
             if c.input == "images" and c.pooling == "none":
                 features = self.projected(hidden)
                 g.output(images.FEATURES, features, TensorProto.FLOAT, [_BATCH, length, c.width])
