@@ -26,6 +26,7 @@ from bitnet_export.packed import records
 from bitnet_runtime import Model
 from bitnet_runtime import text as runtime
 from gguf_written import BITNET, build
+from packed_files import with_generation
 from runtime_models import byte_tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -203,6 +204,10 @@ def test_the_vocabulary_of_a_file(tmp_path: Path) -> None:
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
     assert fields["tokenizer.ggml.tokens"].contents()[256:259] == ["Ġt", "he", "Ġthe"]
+    for said in ({"bos_token_id": -1}, {"bos_token_id": 10**12}, {"eos_token_ids": [263]}):
+        odd = with_generation(path, tmp_path / "odd.bitnet", **said)
+        with pytest.raises(ValueError, match=r"special tokens in the metadata are .*, expected ids below 263"):
+            write_gguf(odd, tmp_path / "odd.gguf")
     other = build(tmp_path, config, tokenizer=byte_tokenizer().to_str().encode())
     write_gguf(other, tmp_path / "plain.gguf", vocabulary=False)
     assert gguf.GGUFReader(tmp_path / "plain.gguf").fields["tokenizer.ggml.model"].contents() == "none"

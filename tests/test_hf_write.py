@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import packed_files
 from bitnet.config import ModelConfig
@@ -22,6 +22,7 @@ from bitnet_export.checkpoint.repack import repack
 from bitnet_export.convert.incoming import open_source, pack_source
 from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_export.foreign.hf.write import write_folder
+from bitnet_export.foreign.onnx import write_onnx
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import ROLES
 from bitnet_runtime import Model
@@ -88,6 +89,37 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = build(CONFIGS[request.param], folder / "m.bitnet")
     write_folder(path, folder / "hf")
     return path, folder / "hf", request.param.split(",")[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot', expected a number"),
+        ({"top_k": -7}, "top_k is -7, expected an integer from 0"),
+        ({"bos_token_id": -1}, r"special tokens in the metadata are \[\] and -1, expected ids below 300"),
+        ({"bos_token_id": 10**12}, "expected ids below 300"),
+        ({"eos_token_ids": [2, 300]}, r"are \[2, 300\] and None, expected ids below 300"),
+        ({"eos_token_ids": [True]}, "expected ids below 300"),
+        ({"padding": {"token_id": 1}}, "`padding` in the metadata is"),
+    ],
+)
+def test_odd_defaults_are_one_error_whatever_is_written(tmp_path: Path, said: dict[str, Any], message: str) -> None:
+    config = PLAIN.replace(vocab_size=300, dim=64, head_dim=32, n_heads=2, ffn_dim=128, activation="silu")
+    path = build(config, tmp_path / "m.bitnet", tokenizer=byte_tokenizer().to_str().encode())
+    odd = packed_files.with_generation(path, tmp_path / "odd.bitnet", **said)
+    for write in (write_folder, write_onnx):
+        with pytest.raises(ValueError, match=message):
+            write(odd, tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == [path, odd]
+
+
+def test_no_end_of_an_answer_is_no_number_of_tokens(tmp_path: Path) -> None:
+    """-1 is as many as fit; of which transformers knows nothing."""
+    path = build(PLAIN, tmp_path / "m.bitnet")
+    for tokens, found in ((-1, None), (0, None), (7, 7)):
+        said = packed_files.with_generation(path, tmp_path / f"{tokens}.bitnet", max_tokens=tokens)
+        write_folder(said, tmp_path / str(tokens))
+        assert GenerationConfig.from_pretrained(tmp_path / str(tokens)).max_new_tokens == found
 
 
 def load(folder: Path) -> Any:

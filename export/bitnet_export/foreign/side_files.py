@@ -10,6 +10,7 @@ from typing import Any
 from bitnet.config import ModelConfig
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
+from bitnet_runtime.defaults import model_defaults
 
 from .outgoing import write_json
 from .vocabulary import around, load
@@ -22,15 +23,18 @@ _SAMPLING = {
 
 
 def generation_of(file: PackedFile) -> dict[str, Any]:
-    """The generation defaults of METADATA, eos_token_ids a list. Raises ValueError: they are of another kind."""
+    """The generation defaults of METADATA, eos_token_ids a list. Raises ValueError: not what FORMAT.md calls for."""
     generation = file.metadata.get("generation") or {}
     if not isinstance(generation, dict):
         raise ValueError(f"`generation` in the metadata is {generation!r}, expected an object")
-    ends = generation.get("eos_token_ids")
+    model_defaults(generation)
+    ends, start = generation.get("eos_token_ids"), generation.get("bos_token_id")
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(type(token) is int for token in (*ends, generation.get("bos_token_id") or 0)):
+    size = file.configs[0].vocab_size
+    if not all(type(token) is int and 0 <= token < size for token in (*ends, *([] if start is None else [start]))):
         raise ValueError(
-            f"special tokens in the metadata are {ends!r} and {generation.get('bos_token_id')!r}, expected ids"
+            f"special tokens in the metadata are {ends!r:.80} and {start!r:.40}, expected ids below {size}; "
+            "convert or export the model again"
         )
     padding = generation.get("padding")
     if padding is not None and not _fills(padding, file.configs[0]):
@@ -52,6 +56,8 @@ def _fills(padding: Any, c: ModelConfig) -> bool:
 def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
     """generation_config.json, in the words of transformers."""
     known = {_SAMPLING[key]: value for key, value in generation.items() if key in _SAMPLING and value is not None}
+    if known.get("max_new_tokens", 1) < 1:  # until the context is full, for which transformers has no number
+        del known["max_new_tokens"]
     known["do_sample"] = known.get("temperature", 1.0) > 0
     if not known["do_sample"]:  # greedy; transformers takes no temperature of 0 and warns of the rest
         known = {key: value for key, value in known.items() if key not in ("temperature", "top_k", "top_p", "min_p")}
