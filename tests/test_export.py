@@ -229,6 +229,14 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
     assert all(before < after < 1 for before, after in zip(zeros.before, zeros.after, strict=True))
 
 
+@pytest.mark.parametrize("seconds", ["abc", "99999999999999999999", "1e9", "-99999999999999"])
+def test_a_date_that_is_none(untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
+    with pytest.raises(ValueError, match=f"SOURCE_DATE_EPOCH is '{seconds}', expected seconds since 1970"):
+        export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=64)
+    assert not (tmp_path / "m.bitnet").exists()
+
+
 def test_vectors_have_no_loss_that_may_differ() -> None:
     """Their numbers have one: rounding moves those of a text together, which chance limits do not allow for."""
     torch32 = np.zeros(4000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,3 +360,9 @@ def test_a_full_disk_leaves_nothing(folder: Path, nothing_written: Path, monkeyp
     monkeypatch.setattr(write_module.onnx, "save", full)
     with pytest.raises(OSError, match="no space left"):
         write_onnx(packed_model(folder, "bitnet"), nothing_written)
+
+
+def test_a_folder_whose_name_is_no_utf_8(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"on\\udce8' is not UTF-8, .* give another"):
+        write_onnx(packed_model(folder, "bitnet"), tmp_path / os.fsdecode(b"on\xe8"))
+    assert not any(tmp_path.iterdir())

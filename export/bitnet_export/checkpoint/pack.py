@@ -177,16 +177,26 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
     state = checkpoint.state_if_any
-    seconds = os.environ.get("SOURCE_DATE_EPOCH")  # the usual way to ask for the same bytes again
-    now = (
-        datetime.datetime.fromtimestamp(int(seconds), datetime.UTC) if seconds else datetime.datetime.now(datetime.UTC)
-    )
+    now = _now()
     known: dict[str, Any] = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
     if isinstance(state.get("settings"), dict):
         known["training"] = _training(state["settings"])
     if measured := checkpoint.measured:
         known["validation"] = {name: value for name, value in measured.items() if isinstance(value, int | float)}
     return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+
+
+def _now() -> datetime.datetime:
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")  # the usual way to ask for the same bytes again
+    if not seconds:
+        return datetime.datetime.now(datetime.UTC)
+    try:
+        return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"SOURCE_DATE_EPOCH is {seconds!a:.60}, expected seconds since 1970, a whole number, up to the year 9999; "
+            "correct it or unset it"
+        ) from None
 
 
 _TOLD = (

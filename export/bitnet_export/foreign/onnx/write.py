@@ -53,6 +53,10 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
     if form not in FORMS:
         raise ValueError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
     file, out = PackedFile.open(source).without_draft(), Path(out)
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(out)!a} is not UTF-8, which the onnx package wants of names; give another") from None
     if problems := graph.unsupported(file, form):
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
