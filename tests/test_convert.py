@@ -70,6 +70,25 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
     assert (checked.head.cost == 0) == (head == "f32")  # of the published floats nothing else is exact
 
 
+def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) -> None:
+    """As `bitnet export` does, where it was left out without a word."""
+    random_model(ODD.replace(weight_scale="group"), tmp_path / "m.bitnet", 5)
+    source, out = source_of(tmp_path / "m.bitnet"), tmp_path / "out.bitnet"
+    with pytest.raises(SourceError, match=r"q\.weight cannot be stored as TERNARY_5TRIT with group scale .*--encoding"):
+        pack_source(source, out, encoding="1.6")
+    with pytest.raises(SourceError, match=r"up\.weight cannot be stored as TERNARY_2BIT_ROWS with group scale"):
+        pack_source(source, out, sparse=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "m.bitnet"]
+
+
+def test_ternary_tables_are_of_two_bits_whatever_the_layers_are(tmp_path: Path) -> None:
+    random_model(ODD.replace(head_format="ternary"), tmp_path / "m.bitnet", 5)
+    pack_source(source_of(tmp_path / "m.bitnet"), tmp_path / "out.bitnet", encoding="1.6")
+    kinds = {key.name: record.encoding for key, record in PackedFile.open(tmp_path / "out.bitnet").tensors.items()}
+    assert kinds["embedding.weight"] == encodings.TERNARY_2BIT
+    assert kinds["layers.0.q.weight"] == encodings.TERNARY_5TRIT
+
+
 def cut_short(monkeypatch: pytest.MonkeyPatch, file: Path, read: int) -> list[int]:
     """The sizes of what is read of a file; before the read of that number it loses all but 100 bytes."""
     original, sizes = Content.read, []

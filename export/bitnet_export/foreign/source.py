@@ -107,8 +107,12 @@ def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding, floa
 
 
 def _encode_ternary(spec: Spec, tensor: Ternary, body: Encoding) -> Encoded:
-    if (body, tensor.scope) not in spec.formats:  # 1.6 bits has no group scales and a shorter row
-        body = encodings.TERNARY_2BIT
+    body = body if spec.form == "linear" else encodings.TERNARY_2BIT  # the one of tables
+    if (body, tensor.scope) not in spec.formats:
+        raise SourceError(
+            f"{spec.key.name} cannot be stored as {encodings.format_name(body, tensor.scope)} ({spec.rows} x "
+            f"{spec.cols}), expected {encodings.format_names(spec.formats)}; leave --encoding and --sparse out"
+        )
     return Encoded(body, tensor.scope, body.encode(tensor.codes), tensor.scales)
 
 
