@@ -73,6 +73,20 @@ def test_bad_json(folder, content, message):
     refused(folder, message)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"],
+)
+def test_what_git_leaves_in_place_of_a_large_file(folder, name):
+    (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 17\n")
+    refused(folder, f"{name} is a Git LFS pointer; fetch the real file with: git lfs pull")
+
+
+def test_a_shard_that_git_left_out(sharded):
+    (sharded / "model-00002-of-00003.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    refused(sharded, "model-00002-of-00003.safetensors is a Git LFS pointer")
+
+
 def test_a_name_twice_among_many(folder):
     """Names are counted in one pass: pair by pair this takes hours."""
     names = ", ".join(f'"{i}": 0' for i in range(600_000))

@@ -9,7 +9,9 @@ from typing import Any
 
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import strict_json
+from bitnet_export.packed.recognise import PROBE, recognise
 
+_POINTER = b"version https://git-lfs"
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
 MAX_SENTENCEPIECE = 32 << 20  # that of Gemma, with 262,144 pieces, has 5 MB
@@ -54,12 +56,19 @@ class Folder:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise SourceError(f"{self.path / name} is larger than {limit} bytes, which nothing it holds calls for")
+        refuse_pointer(content, str(self.path / name))
         return content
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file, empty if there is no such file."""
         content = self.read(name, MAX_JSON)
         return {} if content is None else strict_object(content, str(self.path / name))
+
+
+def refuse_pointer(head: bytes, what: str) -> None:
+    """Raises SourceError: what git left in place of a large file. head: its first bytes."""
+    if head.startswith(_POINTER):
+        raise SourceError(f"{what} is {recognise(head[:PROBE])}")
 
 
 def strict_object(content: bytes, what: str) -> dict[str, Any]:

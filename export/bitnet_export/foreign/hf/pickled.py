@@ -12,8 +12,9 @@ from typing import Any
 
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed.content import Content
+from bitnet_export.packed.recognise import PROBE
 
-from .folder import Folder
+from .folder import Folder, refuse_pointer
 from .shards import SINGLE, Entry
 
 _FIRST = ("thinker_best.pt", "thinker.pt")
@@ -42,6 +43,8 @@ def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
 def _load(path: Any, what: str) -> dict[Any, Any]:
     import torch
 
+    with open(path, "rb") as file:
+        refuse_pointer(file.read(PROBE), what)
     _check_size(path, what)
     try:
         with warnings.catch_warnings(action="ignore"):

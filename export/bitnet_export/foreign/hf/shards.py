@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from bitnet_export.foreign.source import Floats, SourceError
 from bitnet_export.packed.content import Content
+from bitnet_export.packed.recognise import PROBE
 
-from .folder import MAX_JSON, Folder, strict_object
+from .folder import MAX_JSON, Folder, refuse_pointer, strict_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_SHARDS = 1000
@@ -108,6 +109,7 @@ def _weight_map(folder: Folder) -> dict[str, str] | None:
 def tensors_of(file: Content, what: str) -> dict[str, Entry]:
     """Every tensor of one file by name. what: the file in messages. Raises SourceError: it is damaged."""
     size = file.size
+    refuse_pointer(file.read(0, min(size, PROBE)).tobytes(), what)
     length = int.from_bytes(file.read(0, 8).tobytes(), "little") if size >= 8 else 0
     if not 2 <= length <= min(size - 8, MAX_JSON):
         raise SourceError(
