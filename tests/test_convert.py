@@ -337,6 +337,15 @@ def test_errors_of_writing_name_what_was_asked_for(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_folder_without_a_name_of_its_own(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even an empty one: a shell in it would be left in a folder that is gone."""
+    own.with_name("empty").mkdir()
+    monkeypatch.chdir(own.with_name("empty"))
+    with pytest.raises(FileExistsError, match="has no name of its own; give the name of a new folder"):
+        write_folder(own, ".")
+    assert not any(Path.cwd().iterdir())
+
+
 @pytest.fixture
 def heard() -> Iterator[None]:
     """Under nohup the tests, and so the program, would not hear SIGHUP."""

@@ -169,6 +169,12 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
     assert "unknown option '--lora'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="has no adapters"):
         export_adapter(base / "run", base / "model.bitnet", tmp_path / "a.bitnet", tokens=500)
+    for out, error, message in (
+        (tmp_path / "none" / "a.bitnet", FileNotFoundError, "none does not exist; create it first"),
+        (tmp_path, IsADirectoryError, "is a directory, expected the name of a file to write"),
+    ):
+        with pytest.raises(error, match=message):
+            export_adapter(base / "run", base / "model.bitnet", out, tokens=500)
     assert PackedFile.open(base / "model.bitnet").weights and not list(tmp_path.glob(".*"))
 
 

@@ -13,7 +13,7 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Spec
 from bitnet_export.packed.stacks import pack_stack
-from bitnet_export.packed.writer import Encoded, spare, write_packed
+from bitnet_export.packed.writer import Encoded, check_place, spare, write_packed
 
 from .findings import Report
 from .pack import export_checkpoint
@@ -38,6 +38,7 @@ def export_adapter(
     model, out = PackedFile.open(base), Path(out)
     spare(Path(base), out, "adapter")
     spare(Path(checkpoint), out, "adapter")
+    check_place(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         file = Path(folder) / "whole.bitnet"
         encoding = next((r.encoding.bits for r in model.tensors.values() if r.encoding.bits), "2.0")

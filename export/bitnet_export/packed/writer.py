@@ -56,12 +56,25 @@ _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errn
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
+    check_place(path)
+    with renaming(path) as temporary:
+        yield temporary
+
+
+def check_place(path: Path) -> None:
+    """Raises OSError: no file can be written there."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
-    with renaming(path) as temporary:
-        yield temporary
+    _check_folder(path)
+
+
+def _check_folder(path: Path) -> None:
+    if path.name in ("", ".."):  # what replaces it would leave those who are in it in a folder that is gone
+        raise FileExistsError(f"{path} has no name of its own; give the name of a new folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
 
 
 @contextmanager
@@ -70,8 +83,7 @@ def renaming(path: Path) -> Iterator[Path]:
 
     An OSError speaks of `path`, not of the temporary name.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    _check_folder(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
