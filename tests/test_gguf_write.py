@@ -19,7 +19,7 @@ from bitnet_export.foreign.gguf import blocks
 from bitnet_export.foreign.gguf.write import BODIES, architecture, write_gguf
 from bitnet_export.foreign.source import Ternary
 from bitnet_export.packed import encodings, records
-from bitnet_export.packed.records import ROLES
+from bitnet_export.packed.records import ROLES, Key
 from bitnet_runtime import Model
 from gguf_written import BITNET, build
 
@@ -231,6 +231,22 @@ def test_ternary_tables_stay_ternary(tmp_path: Path, tied: bool) -> None:
         for key, record in file.tensors.items():
             assert back.values(back.tensors[key]).tobytes() == file.values(record).tobytes(), key.name
             assert back.tensors[key][:3] == record[:3]
+
+
+def test_a_ternary_table_that_no_block_holds_is_exact(tmp_path: Path) -> None:
+    """Its scale is no fp16 number, and llama.cpp has no `.scale` of an embedding."""
+    path, out = build(tmp_path, BITNET.replace(head_format="ternary", n_layers=1)), tmp_path / "m.gguf"
+    file = PackedFile.open(path)
+    record = file.tensors[Key(0, records.NONE, records.ROLE["embedding"], records.NONE, 0)]
+    written = write_gguf(path, out)
+    assert "token_embd.weight is ternary, which TQ2_0 cannot hold here: written as F32" in written.notes
+    with open_source(out) as source:
+        tensor = source.load(record.key)
+        assert source.config.head_format == "ternary" and isinstance(tensor, Ternary)
+        assert np.array_equal(tensor.codes, file.codes(record))
+        assert tensor.scales.tobytes() == file.scales(record).tobytes()
+    written = write_gguf(path, out, exact_scales=False)
+    assert "token_embd.weight is ternary, which TQ2_0 cannot hold here: rounded as Q8_0" in written.notes
 
 
 def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ class _Writer:
 
     def _misfits(self, role: str, record: Record) -> Iterator[str]:
         floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
-        word, option = (self.head, "--head") if floats else (self.body, "--type")
+        word, option = (self._table_type(record), "--head") if floats else (self.body, "--type")
         kind, few = KINDS[word], f"F16 or F32 ({option})"
         if not (floats or record.encoding.ternary):
             if record.scope != encodings.SCALE_NONE and kind.ternary:
@@ -211,7 +211,11 @@ class _Writer:
                 if self._is_ternary_table(record):
                     yield from self._ternary(name, record, order)
                 else:
-                    yield self._floats(f"{name}.weight", record, KINDS[self.head], order)
+                    word = self._table_type(record)
+                    if record.encoding.ternary:
+                        how = f"{'written' if self.exact_scales else 'rounded'} as {word}"
+                        self.notes.append(f"{name}.weight is ternary, which {self.body} cannot hold here: {how}")
+                    yield self._floats(f"{name}.weight", record, KINDS[word], order)
             elif role not in TERNARY_LINEARS:
                 yield self._vector(f"{name}.weight", self.file.values(record)[0])
             elif record.encoding.ternary:
@@ -237,6 +241,14 @@ class _Writer:
         return (
             exact and record.cols % block == 0 and (record.scope != encodings.SCALE_GROUP or SCALE_GROUP_K % block == 0)
         )
+
+    def _table_type(self, record: Record) -> str:
+        """Of a table that is written as floats: of a ternary one the smaller that holds every value."""
+        if not (record.encoding.ternary and self.exact_scales):
+            return self.head
+        scales = self.file.scales(record)
+        with np.errstate(over="ignore"):
+            return "F16" if self.head != "F32" and (scales.astype(np.float16) == scales).all() else "F32"
 
     def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
         return Entry(name, KINDS["F32"], values.shape, lambda: [values])
