@@ -350,8 +350,14 @@ def test_another_models_tokenizer(folder):
 
 
 def test_bad_generation_defaults(folder):
-    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
-    refused(folder, "temperature is 'hot', expected a number")
+    """What the engine does not take is left out, and the rest counts."""
+    said = {"do_sample": True, "temperature": "hot", "top_k": -1, "top_p": 0.5}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with open_source(folder) as source:
+        assert {name: source.generation.get(name) for name in said} == dict.fromkeys(said) | {"top_p": 0.5}
+        for line in ("temperature is 'hot', expected a number", "top_k is -1, expected an integer from 0"):
+            said = f"of generation_config.json was left out: {line}"
+            assert any(found.startswith(said) for found in source.assumptions)
     (folder / "generation_config.json").write_text('{"eos_token_id": [999, 7, true, 4]}')
     with open_source(folder) as source:
         assert source.generation["eos_token_ids"] == [4, 7]

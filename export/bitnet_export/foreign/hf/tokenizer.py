@@ -227,10 +227,12 @@ def _generation(
         found = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
     elif config.get("do_sample") is False:
         found = {"temperature": 0.0}
-    try:
-        model_defaults(found)
-    except ModelFormatError as error:
-        raise SourceError(f"{folder.path}/generation_config.json: {error}") from None
+    for name, value in list(found.items()):
+        try:
+            model_defaults({name: value})
+        except ModelFormatError as error:
+            del found[name]
+            assumptions.append(f"of generation_config.json was left out: {str(error).partition(': ')[2]}")
     if tokenizer is not None:
         end = tokenizer.token_to_id(texts.get("eos_token", ""))
         if end is not None and ends and end not in ends:
