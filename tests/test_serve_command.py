@@ -54,7 +54,7 @@ def ask(address: str, **body: Any) -> Any:
         return json.loads(answer.read())
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     """Requests that came before the signal lose nothing; later ones are refused."""
     with command(runtime_models.slow_model(tmp_path)) as (process, address):
@@ -74,6 +74,8 @@ def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals, code: int) -> N
         assert [each["usage"]["completion_tokens"] for each in found] == [600] * 5
         assert len({each["choices"][0]["text"] for each in found}) == 1
         assert process.wait(10) == code
+        assert process.stderr is not None
+        assert "Stopping: 5 answers have up to 30 s more, and new requests are refused" in process.stderr.read()
 
 
 def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
@@ -129,6 +131,14 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr().err
         assert message in said
     assert "anyone who reaches" not in said
+
+
+def test_an_empty_key_is_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BITNET_API_KEY", "")
+    assert bitnet_cli.main(["serve", str(small_model(tmp_path))]) == 2
+    assert "BITNET_API_KEY is empty, expected a key; unset it" in capsys.readouterr().err
 
 
 def test_an_open_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -130,6 +132,49 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
         status, answer = ask(serving, NAMES[0])
         assert status == 500 and "No such file" in answer["error"]["message"]
         assert ask(serving, NAMES[1])[0] == 200
+        _, _, text = request(serving, "GET", "/metrics")
+        assert f'bitnet_model_load_failures_total{{model="{NAMES[0]}"}} 1' in text
+        assert serving.models[NAMES[1]].failures > 0
+
+
+@pytest.mark.parametrize("way", ["renamed", "written"])
+def test_a_file_that_is_another_now_is_loaded_again(paths: list[Path], tmp_path: Path, way: str) -> None:
+    """Where nothing runs. Of as many bytes, so that nothing of a text that goes on could be missing."""
+    file, other = (Path(shutil.copy(path, tmp_path / name)) for path, name in zip(paths, "ab", strict=False))
+    expected = []
+    for path in (file, other):
+        with Model.load(path, threads=1) as model:
+            expected.append((model.generate([1, 2], max_tokens=8, seed=3).text, f"bitnet-{model.checksum}"))
+    with served(file) as serving:
+        before = ask(serving, "a")[1]
+        if way == "renamed":
+            other.rename(file)
+        else:
+            file.write_bytes(other.read_bytes())
+        after = ask(serving, "a")[1]
+        assert serving.models["a"].loads == 2
+        file.unlink()
+        assert ask(serving, "a")[1]["choices"] == after["choices"]  # it stays open
+        assert serving.models["a"].loads == 2
+    found = [(answer["choices"][0]["text"], answer["system_fingerprint"]) for answer in (before, after)]
+    assert found == expected
+
+
+def test_a_file_that_changes_while_it_answers(tmp_path: Path) -> None:
+    """One that was replaced goes on, and one that was written to is refused."""
+    slow = slow_model(tmp_path)
+    with served(slow) as serving:
+        asked = {"model": "slow", "prompt": [1], "max_tokens": 60_000, "stream": True}
+        stream = connect(serving, as_http("/v1/completions", asked))
+        until(stream, b"data: {")
+        os.utime(slow)
+        status, answer = ask(serving, "slow")
+        assert (status, answer["error"]["code"]) == (503, "model_changed")
+        shutil.copy(slow, tmp_path / "new").rename(slow)
+        assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 1
+        stream.close()
+        wait(lambda: not serving.models["slow"].users)
+        assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 2
 
 
 def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=30,
         metavar="SECONDS",
-        help="for answers to end after SIGTERM (default: %(default)s)",
+        help="for answers to end after SIGTERM or Ctrl-C, of which a second ends them at once (default: %(default)s)",
     )
     parser.add_argument(
         "--max-body", type=at_least(1), metavar="MB", help="most of a request (default: 1, 16 with images)"
@@ -144,9 +144,11 @@ def _origin(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    keys = args.api_key or [key for key in [os.environ.get(KEY)] if key]
-    if not all(keys) or not all(key.isascii() and key.isprintable() for key in keys):
-        return refuse("an API key is empty or not plain ASCII")
+    keys = args.api_key or [os.environ[name] for name in [KEY] if name in os.environ]
+    if not all(keys):
+        return refuse(f"{KEY} is empty, expected a key; unset it where anyone may ask")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        return refuse("an API key is not plain ASCII")
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import ClosedError, InvalidParameterError, check, shown
@@ -21,6 +22,11 @@ class ModelAdapters(Unique):
     def adapters(self) -> tuple[str, ...]:
         """Names of those that it was loaded with, of which a text can have one."""
         return tuple(self._adapters)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The packed file, and those of its adapters."""
+        return self._path, *self._adapters.values()
 
     def adapter_number(self, name: str | None) -> int:
         """Which of them, as the C library counts; 0 for None. Raises InvalidParameterError: there is no such."""
@@ -42,6 +48,13 @@ class ModelAdapters(Unique):
         check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
         return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
 
+    def adapter_checksum(self, name: str) -> str:
+        """Of the header of the file of an adapter, as `bitnet inspect` shows it."""
+        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+        handle = self._open
+        check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
+        return header_checksum(data[0])
+
     def _go_on(self) -> None:
         """Raises if it was closed."""
         self._open  # noqa: B018  raises
@@ -51,3 +64,8 @@ class ModelAdapters(Unique):
         if self._handle is None:
             raise ClosedError(f"the model {self._path.name} is closed; load it again")
         return self._handle
+
+
+def header_checksum(file: Any) -> str:
+    """Of a `const uint8_t *` to a packed file (FORMAT.md §1)."""
+    return bytes(ffi.buffer(file, 64))[60:][::-1].hex()

@@ -12,7 +12,7 @@ from bitnet_runtime.defaults import whole
 from bitnet_runtime.errors import InvalidParameterError, UnsupportedModelError, check, shown
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo, read_image_info
-from bitnet_runtime.model_adapters import ModelAdapters
+from bitnet_runtime.model_adapters import ModelAdapters, header_checksum
 from bitnet_runtime.once import once
 from bitnet_runtime.stops import Stops
 
@@ -192,6 +192,14 @@ class ModelShape(ModelAdapters):
         handle = self._open
         check(lib.bn_model_get_file(handle.pointer, data, size))
         return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
+
+    @once
+    def checksum(self) -> str:
+        """Of the header of the packed file, which has those of all its sections, as `bitnet inspect` shows it."""
+        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+        handle = self._open
+        check(lib.bn_model_get_file(handle.pointer, data, size))
+        return header_checksum(data[0])
 
     # ---- for the rest of the package ----
 

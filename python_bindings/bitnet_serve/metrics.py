@@ -28,6 +28,7 @@ def page(models: Iterable[Served]) -> str:
         ("requests_refused_total", "counter", "requests without a place", [s.scheduler.refused for s in each]),
         ("model_loaded", "gauge", "whether the model is in memory", [int(s.loaded) for s in each]),
         ("model_loads_total", "counter", "how often it was loaded, or that was tried", [s.loads for s in each]),
+        ("model_load_failures_total", "counter", "how often it could not be", [s.failures for s in each]),
         ("model_bytes", "gauge", "bytes of its file", [s.nbytes for s in each]),
         ("cache_bytes", "gauge", "bytes of what is computed of texts", [_cache(s).bytes for s in each]),
         ("cache_texts", "gauge", "texts that are kept for others that begin alike", [_cache(s).texts for s in each]),

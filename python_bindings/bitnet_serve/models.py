@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bitnet_runtime.model import Model
@@ -29,9 +30,12 @@ class Served:
         self._sessions: Sessions | None = None
         self._tokens: dict[int, tuple[str, bytes]] = {}
         self.created = int(time.time())
+        self._paths = model.files
+        self._files = self._look()
         self.loaded = False  # and may be used
         self.users = self.used = 0  # requests that need it now; when the latest came
         self.loads = 0  # how often it was loaded, or that was tried
+        self.failures = 0  # of these
         self.failure: Exception | None = None  # of the latest try
         self._describe(model)
 
@@ -52,6 +56,7 @@ class Served:
     def open(self) -> None:
         """Load the model, in any thread."""
         self.loads += 1
+        self._files = self._look()
         model = self._load(False)
         try:
             self._describe(model)
@@ -69,13 +74,28 @@ class Served:
         if model is not None:
             model.close()
 
+    @property
+    def outdated(self) -> bool:
+        """Whether another file is in the place of one that it was loaded from, or that one was written to."""
+        return any(now and now != then for now, then in zip(self._look(), self._files, strict=True))
+
+    @property
+    def damaged(self) -> bool:
+        """Whether one was written to: what is computed with it is of no file."""
+        both = zip(self._look(), self._files, strict=True)
+        return any(now and then and now != then and now[:2] == then[:2] for now, then in both)
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """Which files there are: device and number, size, when they were written; None: none, or not to be seen."""
+        return [_identity(path) for path in self._paths]
+
     def adapted(self, adapter: str | None) -> Served:
         """The same for a request that has entered, with an adapter, or without."""
         if adapter is None:
             return self
         other = copy.copy(self)
         other.name, other.adapter = f"{self.name}:{adapter}", adapter
-        other.fingerprint += f"-{adapter}"
+        other.fingerprint += f"-{self.model.adapter_checksum(adapter)}"
         return other
 
     def token(self, token: int) -> tuple[str, bytes]:
@@ -104,10 +124,18 @@ class Served:
     def _describe(self, model: Model) -> None:
         info, self.adapters = model.info, model.adapters
         self.nbytes, self.sees = info.file_bytes, model.image is not None
-        self.fingerprint = f"bitnet-{info.file_bytes:x}-{info.ternary_weights:x}"
+        self.fingerprint = f"bitnet-{model.checksum}"
         """What answers depend on beside the request: `system_fingerprint`."""
         self._meta: dict[str, Any] = {
             "n_ctx": model.n_ctx, "n_ctx_train": info.max_context, "n_vocab": info.vocab_size, "n_embd": info.dim,
             "n_params": info.ternary_weights, "size": info.file_bytes, "isa": model.isa,
             "chat": model.has_template, "images": self.sees, "head": model.has_head,
         }  # fmt: skip
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +27,8 @@ from bitnet_serve.app import Api
 from bitnet_serve.application import Application, Options
 from bitnet_serve.errors import ApiError
 from bitnet_serve.models import Loader, Served
+
+log = logging.getLogger("bitnet_serve")
 
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
@@ -166,10 +171,11 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        with _hearing(signal.SIGHUP, self.handle_exit):  # a terminal that is closed; of the others uvicorn hears
+            await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM and Ctrl-C; a second one ends all answers at once."""
+        """SIGTERM, SIGHUP and Ctrl-C; a second one ends all answers at once."""
         self.interrupted |= sig == signal.SIGINT
         if self._api.draining:
             self._grace = 0
@@ -181,12 +187,31 @@ class Server(uvicorn.Server):
             self._stopping = self._loop.create_task(self._drain())
 
     async def _drain(self) -> None:
-        begin = self._loop.time()
+        begin, running = self._loop.time(), sum(each.scheduler.requests for each in self._models)
+        if running and self._grace:
+            log.warning(
+                "Stopping: %d answers have up to %g s more, and new requests are refused; Ctrl-C ends them at once",
+                running, self._grace,
+            )  # fmt: skip
         while any(each.scheduler.requests for each in self._models) and self._loop.time() < begin + self._grace:
             await asyncio.sleep(0.02)
         for each in self._models:
             await asyncio.to_thread(each.scheduler.close)
         self.should_exit = True
+
+
+@contextmanager
+def _hearing(sent: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """As uvicorn does it: in the main thread alone. nohup ignores SIGHUP, and so does its program."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(sent) == signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(sent, handler)
+    try:
+        yield
+    finally:
+        signal.signal(sent, before)
 
 
 class Serving:

@@ -67,8 +67,10 @@ class Shelf:
     async def enter(self, served: Served) -> None:
         """From now on it is loaded, until `leave`. Raises ApiError: it cannot be loaded."""
         loads = served.loads
-        if not served.loaded or self._crowded:
+        if not served.loaded or self._crowded or served.outdated:
             async with self._lock:
+                if served.loaded and served.outdated:
+                    await self._renew(served)
                 if not served.loaded:
                     if served.failure and served.loads > loads:  # while this request waited: once is enough
                         raise served.failure
@@ -81,6 +83,21 @@ class Shelf:
         served.users -= 1
         self._left.set()
 
+    async def _renew(self, served: Served) -> None:
+        """Of a model whose file is another now: unload it. What was mapped stays until nobody needs it."""
+        if not served.users:
+            log.warning("%s: its file has changed, so it is loaded again", served.name)
+            await self._unload(served)
+        elif served.damaged:
+            raise ApiError(
+                503, f"the file of the model {served.name} was written to while it answers; ask again. A file that is "
+                "served is replaced by a rename", "model_changed", "model", retry_after=1,
+            )  # fmt: skip
+
+    async def _unload(self, served: Served) -> None:
+        served.loaded = False
+        await wholly(partial(served.scheduler.at_rest, served.close))
+
     def _taken(self) -> int:
         return sum(each.nbytes for each in self if each.loaded)
 
@@ -88,9 +105,7 @@ class Shelf:
         try:
             while self._taken() + nbytes > self._most:
                 if idle := [each for each in self if each.loaded and not each.users]:
-                    least = min(idle, key=lambda each: each.used)
-                    least.loaded = False
-                    await wholly(partial(least.scheduler.at_rest, least.close))
+                    await self._unload(min(idle, key=lambda each: each.used))
                 else:
                     self._crowded = True
                     self._left.clear()
@@ -107,6 +122,8 @@ class Shelf:
                 log.exception("a mistake of the server")
             retry = 10 if isinstance(error, MemoryError) else None
             said = f"the model {served.name} cannot be loaded: {error}"
+            served.failures += 1
+            log.error(said)
             served.failure = ApiError(503 if retry else 500, said, "model_load_failed", "model", retry_after=retry)
             raise served.failure from None
         finally:
