@@ -125,6 +125,23 @@ def test_a_large_file_is_cut_to_what_is_near(serving: Serving, model: Model) -> 
     assert status == 200 and answer["tokens_evaluated"] == model.n_ctx - 8
 
 
+def test_what_was_cut_is_told(serving: Serving, model: Model) -> None:
+    """Each of the texts by a character, and whole in the same room."""
+    room = model.n_ctx - 8 - len(model.infill_prompt("", "", 8))
+    long, line = "x" * (room - room // 4), "z" * (model.n_ctx // 4)
+    for more, truncated in (
+        ({"input_prefix": long, "input_suffix": "y" * (room // 4)}, False),
+        ({"input_prefix": long + "x", "input_suffix": "y" * (room // 4)}, True),
+        ({"input_prefix": long, "input_suffix": "y" * (room // 4 + 1)}, True),
+        ({"input_prefix": "", "input_suffix": "y" * 100_000}, True),
+        ({"prompt": line}, False),
+        ({"prompt": line + "z"}, True),
+    ):
+        asked = CODE | SEED | more
+        status, answer = post(serving, "/infill", asked)
+        assert (status, answer["truncated"]) == (200, truncated), {name: len(text) for name, text in more.items()}
+
+
 def test_the_page_of_docs_works(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     done = 0
     monkeypatch.chdir(serving.models["mine"].model.path.parent)

@@ -96,6 +96,10 @@ class ModelText(ModelImages):
         Where the context has no room for both and max_tokens more (None: a quarter of it), what is farthest from the
         gap is left out. Raises UnsupportedModelError: the model has no tokens to ask for it.
         """
+        return self.infill_cut(before, behind, max_tokens)[0]
+
+    def infill_cut(self, before: str, behind: str, max_tokens: int | None = None) -> tuple[list[int], bool]:
+        """What `infill_prompt` gives, and whether any of both texts was left out."""
         self.require_next_token()
         gap = self._gap if self.has_tokenizer else None
         if gap is None:
@@ -111,7 +115,9 @@ class ModelText(ModelImages):
         most = FARTHEST * room
         head, tail = before[max(0, len(before) - most) :], behind[:most]
         tokens = [self.tokenize(text, add_bos=False) for text in (head, tail)]
-        return around(gap, self.bos_token, tokens[0], tokens[1], room)
+        prompt = around(gap, self.bos_token, tokens[0], tokens[1], room)
+        whole = len(gap) + (self.bos_token is not None) + len(tokens[0]) + len(tokens[1])
+        return prompt, len(prompt) < whole or len(head) < len(before) or len(tail) < len(behind)
 
     @once
     def _gap(self) -> Gap | None:

@@ -31,13 +31,13 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     model, options = served.model, fields.sampling(body, served.model, None)
     before = extra(body) + fields.take(body, "input_prefix", str, "")
     line = model.tokenize(fields.take(body, "prompt", str, ""), add_bos=False)  # the middle begins so
-    line = line[-(model.n_ctx // 4) :]  # of one that does not fit, too, the end
+    kept = line[-(model.n_ctx // 4) :]  # of one that does not fit, too, the end
     most = options.max_tokens
-    room = len(line) + (model.n_ctx // 4 if most is None else most)
-    tokens = model.infill_prompt(before, fields.take(body, "input_suffix", str, ""), room) + line
+    room = len(kept) + (model.n_ctx // 4 if most is None else most)
+    tokens, cut = model.infill_cut(before, fields.take(body, "input_suffix", str, ""), room)
     wanted = [str(path) for path in fields.take(body, "response_fields", list, [])]
-    shape = Infill(served, wanted)
-    return Work(served, several(model, [Ask(tokens, options)]), shape, fields.take(body, "stream", bool, False))
+    shape = Infill(served, wanted, cut or len(kept) < len(line))
+    return Work(served, several(model, [Ask(tokens + kept, options)]), shape, fields.take(body, "stream", bool, False))
 
 
 def extra(body: Mapping[str, Any]) -> str:
@@ -56,10 +56,11 @@ def extra(body: Mapping[str, Any]) -> str:
 
 @dataclass
 class Infill(Shape):
-    """The words of it. wanted: fields, by their paths; none: all."""
+    """The words of it. wanted: fields, by their paths; none: all. cut: of the texts not all fitted."""
 
     served: Served
     wanted: Sequence[str] = ()
+    cut: bool = False
 
     def start(self, choice: Choice) -> Iterable[Any]:
         return ()
@@ -92,7 +93,7 @@ class Infill(Shape):
             "tokens_predicted": end.completion_tokens,
             "tokens_evaluated": end.prompt_tokens,
             "tokens_cached": end.reused,
-            "truncated": end.prompt_tokens + end.completion_tokens > self.served.model.n_ctx,
+            "truncated": self.cut,
             "stop_type": ended,
             "stopping_word": end.stopped_by,
             "timings": taken,
