@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.routing import Route
 
 from bitnet.data.tokenizer import FIM
-from bitnet_serve.app import GENERATING
+from bitnet_serve.app import GENERATING, Api
 from bitnet_serve.openapi import GET
 from bitnet_serve.server import Serving
+from bitnet_serve.shelf import Shelf
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from servers import post, request, served
 
@@ -39,6 +41,7 @@ WORKS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/responses": {"input": "a"},
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/fim/completions": {"prompt": "a", "max_tokens": 1},
     "/infill": {"input_prefix": "a", "max_tokens": 1},
     "/v1/embeddings": {"input": "a", "pooling": "mean"},
@@ -58,9 +61,12 @@ def code(answer: Any) -> str:
 
 
 def test_it_has_every_path(serving: Serving, paths: dict[str, Any]) -> None:
-    assert set(paths) == {*GENERATING, *GET, "/v1/embeddings", "/tokenize", "/detokenize"} == {*WORKS, *GET}
+    routes = [route for route in Api(Shelf.__new__(Shelf), 1).application().routes if isinstance(route, Route)]
+    answered = {route.path.replace("{name:path}", "{model}") for route in routes}
+    assert set(paths) == answered - {"/", "/openapi.json"} == {*WORKS, *GET}
     for path in GET:
-        assert request(serving, "GET", path)[0] == 200
+        assert request(serving, "GET", path.replace("{model}", "m"))[0] == 200
+    assert [each["name"] for each in paths["/v1/models/{model}"]["parameters"]] == ["model"]
 
 
 @pytest.mark.parametrize("path", WORKS)

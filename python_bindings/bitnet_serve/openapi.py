@@ -30,7 +30,7 @@ COMMON: dict[str, Any] = {
 
 GET = {
     "/health": "whether it runs", "/metrics": "counters for Prometheus", "/v1/models": "the models",
-    "/tokenizer_info": "special tokens and chat template",
+    "/v1/models/{model}": "one model", "/tokenizer_info": "special tokens and chat template",
 }  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "/v1/completions": (completions.KNOWN, ["prompt"], own, True),
         "/v1/responses": (responses.KNOWN, ["input"], {"prompt": {}, "top_logprobs": {}}, True),
         "/v1/messages": (messages.KNOWN, ["messages", "max_tokens"], {}, True),
+        "/v1/messages/count_tokens": (messages.KNOWN, ["messages"], {}, True),
         "/v1/fim/completions": (infill.KNOWN_FIM, ["prompt"], {}, True),
         "/infill": (infill.KNOWN, [], editors, True),
         "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": INPUT}, False),
@@ -62,6 +63,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {
         path: {"get": {"summary": what, "responses": _responses(what)}} for path, what in GET.items()
     }
+    paths["/v1/models/{model}"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
     for path, (known, needed, types, samples) in _post().items():
         names = {*known, *fields.IGNORED, *(fields.SAMPLING if samples else ())}
         properties = {name: (COMMON | _sampling() | types).get(name, {}) for name in sorted(names)}
