@@ -66,6 +66,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "temprature": 1}, "temprature", "unknown_parameter"),
         (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream", "invalid_type"),
+        (CHAT, {"messages": MESSAGES, "modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        (CHAT, {"messages": MESSAGES, "modalities": "text"}, "modalities", "invalid_type"),
+        (CHAT, {"messages": MESSAGES, "timings_per_token": True}, "timings_per_token", "unsupported_parameter"),
+        (COMPLETE, {"prompt": "x", "return_progress": True}, "return_progress", "unsupported_parameter"),
         (CHAT, {"messages": MESSAGES, "stream_options": {}}, "stream_options", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format", "invalid_format"),
         (CHAT, {"messages": MESSAGES, "response_format": 5}, "response_format", "invalid_format"),
@@ -114,6 +118,14 @@ def test_wrong_requests_are_told_what_is_wrong(
     assert error["param"] == param or code == "invalid_json"
     assert len(error["message"]) < 500
     wait(lambda: idle(serving))
+
+
+def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
+    docs = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8")
+    for name in (*fields.IGNORED, *fields.WAITED_FOR):
+        assert f"`{name}`" in docs, name
+    nothing = {"modalities": ["text"], "timings_per_token": False, "return_progress": False, "reasoning_effort": "low"}
+    assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | nothing)[0] == 200
 
 
 def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:

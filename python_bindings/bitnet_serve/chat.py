@@ -35,6 +35,9 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
     fields.unsupported(body, "audio", "web_search_options")
+    if others := [each for each in fields.take(body, "modalities", list, []) if each != "text"]:
+        told = f'modalities has {shown(others[0], 80)}, and answers are text alone; expected ["text"], or nothing'
+        raise refuse(told, "modalities", "unsupported_parameter")
     body, is_older = older.newer(body)
     model = served.model
     tools, n = offers.of_chat(body), fields.choices(body)
