@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bitnet_cli.verbs import serve
 from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import sessions
@@ -50,6 +52,18 @@ def test_the_longest_beginning_is_reused(serving: Serving) -> None:
     assert ask(serving, other[:50])[0] == 0  # less than a block
     reused, scored = ask(serving, other, echo=True)
     assert reused == 0 and scored["logprobs"]["token_logprobs"][140:] == answer["logprobs"]["token_logprobs"]
+
+
+def test_a_short_text_is_not_kept_as_is_said(serving: Serving) -> None:
+    root, said = Path(__file__).parent.parent, f"texts of more than {sessions.BLOCK} tokens"
+    assert said in (root / "docs/server.md").read_text(encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    serve.arguments(parser)
+    assert said in " ".join(parser.format_help().split())
+    for n, kept in ((sessions.BLOCK, False), (sessions.BLOCK + 1, True)):
+        prompt = [7 * i % (200 + n % 2) for i in range(n)]  # other tokens each time
+        assert ask(serving, prompt, max_tokens=1)[0] == 0
+        assert ask(serving, [*prompt, 1, 2], max_tokens=1)[0] == n * kept
 
 
 def test_of_several_answers_the_prompt_counts_once(serving: Serving) -> None:

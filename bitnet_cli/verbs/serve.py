@@ -74,7 +74,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="FOLDER",
-        help="keep what was computed of texts for the next server, also after kill -9; its owner alone may read it",
+        help="keep what was computed of texts of more than 64 tokens for the next server, also after kill -9; its "
+        "owner alone may read it",
     )
     parser.add_argument(
         "--cache-dir-size",
