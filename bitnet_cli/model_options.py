@@ -35,7 +35,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """How a model is loaded."""
     group = parser.add_argument_group("engine")
-    group.add_argument("-t", "--threads", type=at_least(1, 256), metavar="N", help="threads (default: physical cores)")
+    add_threads(group)
     group.add_argument(
         "-c",
         "--ctx",
@@ -49,6 +49,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
+
+
+def add_threads(group: argparse._ActionsContainer) -> None:
+    group.add_argument("-t", "--threads", type=at_least(1, 256), metavar="N", help="threads (default: physical cores)")
 
 
 def _tier(name: str) -> str:

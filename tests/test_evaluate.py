@@ -202,6 +202,20 @@ def test_samples(trained: tuple[Path, Path, Path], capsys: pytest.CaptureFixture
     assert all(sample.startswith("the cat") for sample in found[0])
 
 
+def test_threads(
+    trained: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the engine and of PyTorch."""
+    run, packed, text = trained
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    for source in (run, packed):
+        assert bitnet("eval", source, "--data", text, "--tokens", "64", "-t", "3") == 0
+    assert taken in ([1], [2], [3]) and "threads 3>" in capsys.readouterr().err
+    assert bitnet("eval", packed, "--data", text, "--threads", "0") == 2
+    assert "-t/--threads: '0', expected an integer from 1 to 256" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet_cli.model_options import add_threads
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
@@ -31,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "is measured without one. docs/evaluate.md says how to read the figures."
     )
     parser.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
+    add_threads(parser)
     parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
@@ -75,11 +77,16 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = None if is_packed else _opened(source)
     if checkpoint:
         _check_samples(checkpoint.config, args)
+        if args.threads:
+            from bitnet.train.prepare import set_threads
+
+            set_threads(args.threads)
     if checkpoint and not args.tasks:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
-        with _in_engine(checkpoint or source, args.kv_type or "f32") as model:
+        options = {"kv_type": args.kv_type or "f32", "threads": args.threads}
+        with _in_engine(checkpoint or source, options) as model:
             _check_samples(model, args)
             if args.tasks:
                 from bitnet.harness import report
@@ -128,8 +135,8 @@ def _opened(source: Path) -> Checkpoint:
 
 
 @contextmanager
-def _in_engine(source: Path | Checkpoint, kv_type: str) -> Iterator[Model]:
-    """A packed file, or a checkpoint by way of a temporary one."""
+def _in_engine(source: Path | Checkpoint, options: dict[str, Any]) -> Iterator[Model]:
+    """A packed file, or a checkpoint by way of a temporary one. options: of Model.load."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
@@ -140,7 +147,7 @@ def _in_engine(source: Path | Checkpoint, kv_type: str) -> Iterator[Model]:
 
             file = Path(folder) / "model.bitnet"
             pack_checkpoint(source, file)
-        with Model.load(file, kv_type=kv_type) as model:
+        with Model.load(file, **options) as model:
             say(escape(str(model)))
             yield model
 
