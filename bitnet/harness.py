@@ -46,6 +46,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     path: a packed file, or an open Model. max_length: tokens of context, None: the model's.
     batch_size: answers that are generated together. threads, isa, kv_type: as in Model.load.
     between: called before each question, or batch of them; what it raises ends the work.
+    adapter: the name of one that an open Model was loaded with.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         isa: str | None = None,
         kv_type: str = "f32",
         between: Callable[[], None] = lambda: None,
+        adapter: str | None = None,
         max_batch_size: int | None = None,  # the harness's command gives these two to every class,
         device: str | None = None,  # a GPU where nobody said so; the engine runs on the CPU
     ) -> None:
@@ -69,7 +71,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         if not self.model.has_tokenizer:
             raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # "auto", too
-        self.between = between
+        self.between, self.adapter = between, adapter
         self._block = max(1, MAX_LOGITS // self.model.vocab_size)
 
     # ---- what the model is ----
@@ -134,7 +136,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         """Of each continuation its log-probability, and whether each of its tokens is the likeliest."""
         answers: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2])
-        with self.model.session() as session:
+        with self.model.session(adapter=self.adapter) as session:
             for i in tqdm(order, desc="Scoring", disable=disable_tqdm or None):
                 self.between()
                 texts, context, continuation = requests[i]
@@ -184,7 +186,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         prompts = [self._prompt(*request.args) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: prompts[i][0])
         answers: dict[int, str] = {}
-        with self.model.session() as session, tqdm(total=len(order), disable=disable_tqdm or None) as progress:
+        with (
+            self.model.session(adapter=self.adapter) as session,
+            tqdm(total=len(order), disable=disable_tqdm or None) as progress,
+        ):
             for start in range(0, len(order), self.batch_size):
                 self.between()
                 batch = order[start : start + self.batch_size]
@@ -235,10 +240,11 @@ def report(
     limit: int,
     chat: bool,
     between: Callable[[], None] = lambda: None,
+    adapter: str | None = None,
 ) -> tuple[dict[str, Any], str]:
     """What `bitnet eval --tasks` prints: the harness's figures by task, and its table of them.
 
-    names: of tasks or groups, or YAML files that define one. between: that of EngineLM.
+    names: of tasks or groups, or YAML files that define one. between, adapter: those of EngineLM.
     Raises ValueError: there is no such task.
     """
     files = [Path(name) for name in names if name.endswith(YAML)]
@@ -250,7 +256,7 @@ def report(
         for file in files:
             _check_file(file, manager)
         found = simple_evaluate(
-            EngineLM(model, between=between),
+            EngineLM(model, between=between, adapter=adapter),
             tasks=list(names),
             num_fewshot=fewshot,
             limit=limit or None,

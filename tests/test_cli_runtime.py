@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bitnet.presets import PRESETS
-from bitnet_export import random_model
+from bitnet_export import random_adapter, random_model
 from bitnet_runtime import Model
 from bitnet_runtime.model import KV_TYPES
 from command import bitnet
@@ -84,6 +84,17 @@ def test_vectors_of_texts(models: Path, tmp_path: Path) -> None:
     assert np.allclose(alike["similarity"], vectors @ vectors.T, atol=1e-6)
     table = bitnet("embed", *common, "-f", tmp_path / "lines", "--similarity").stdout.splitlines()
     assert [line.split()[0] for line in table] == ["1.0000", f"{vectors[1] @ vectors[0]:.4f}"]
+
+
+def test_vectors_with_an_adapter(models: Path, tmp_path: Path) -> None:
+    random_adapter(models / "small", tmp_path / "a.bitnet", rank=4)
+    common = "--pooling", "mean", "--quiet", "--adapter", tmp_path / "a.bitnet"
+    with Model.load(models / "small", adapters=[tmp_path / "a.bitnet"]) as model:
+        expected = model.embed("one text", pooling="mean", adapter="a")[0]
+    found = json.loads(bitnet("embed", models / "small", *common, "-p", "one text").stdout)
+    assert np.array_equal(np.array(found, np.float32), expected)
+    done = bitnet("embed", models / "small", *common, "-i", "a.png")
+    assert done.returncode == 2 and "--adapter changes the vectors of texts alone" in done.stderr
 
 
 def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:

@@ -20,6 +20,7 @@ from bitnet.data import dataset
 from bitnet.evaluate.loss import Overlapping, Result, evaluate, evaluate_packed, log_probabilities, spread
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import random_adapter
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
@@ -200,6 +201,22 @@ def test_samples(trained: tuple[Path, Path, Path], capsys: pytest.CaptureFixture
         found.append(json.loads(capsys.readouterr().out)["samples"])
     assert found[0] == found[1] and len(set(found[0])) == 2
     assert all(sample.startswith("the cat") for sample in found[0])
+
+
+def test_with_an_adapter(trained: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, packed, text = trained
+    random_adapter(packed, tmp_path / "a.bitnet", rank=4)
+    found = []
+    for more in ([], ["--adapter", tmp_path / "a.bitnet"]):
+        argv = ["eval", packed, "--data", text, "--tokens", "640", "--samples", "1", "--prompt", "the", "--json", *more]
+        assert bitnet(*argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["nats_per_token"] + 0.1 < found[1]["nats_per_token"]  # random weights upon what was learnt
+    with Model.load(packed, kv_type="f32", adapters=[tmp_path / "a.bitnet"]) as model:
+        assert found[1]["samples"] == ["the" + model.generate("the", seed=0, adapter="a").text]
+    assert found[0]["samples"] != found[1]["samples"]
+    assert bitnet("eval", run, "--adapter", tmp_path / "a.bitnet") == 1
+    assert "--adapter is for packed files" in capsys.readouterr().err
 
 
 def test_threads(

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 import bitnet_cli
 from bitnet.harness import EngineLM, check_names
+from bitnet_export import random_adapter
 from bitnet_export.convert.incoming import convert
 from bitnet_runtime import Model
 from hf_models import falcon_masters
@@ -295,6 +296,19 @@ def test_the_harness_knows_the_model_by_name(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bitnet.harness", "run", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "--model_args" in done.stdout
+
+
+def test_an_adapter_is_asked(tmp_path: Path) -> None:
+    file = small_model(tmp_path)
+    random_adapter(file, tmp_path / "a.bitnet", rank=4)
+    with Model.load(file, kv_type="f32", adapters=[tmp_path / "a.bitnet"]) as model:
+        for name in (None, "a"):
+            asked = EngineLM(model, adapter=name)
+            ((score, _),) = asked._loglikelihood_tokens([(None, [1, 2], [3, 4])], disable_tqdm=True)
+            assert score == pytest.approx(sum(model.score([1, 2, 3, 4], adapter=name)[2:]), abs=1e-4)
+            (answer,) = asked.generate_until(ask("generate_until", ("go", {"max_gen_toks": 8})), disable_tqdm=True)
+            expected = model.generate("go", temperature=0, max_tokens=8, adapter=name)
+            assert answer == expected.text, name
 
 
 def test_a_model_that_cannot_be_asked(tmp_path: Path) -> None:

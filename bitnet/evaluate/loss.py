@@ -222,15 +222,17 @@ def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> ND
     return found
 
 
-def evaluate_packed(model: Model, text: Overlapping, context: int, limit: int = 0) -> Result:
-    """`evaluate` of a packed file: the same windows, computed by the engine."""
+def evaluate_packed(
+    model: Model, text: Overlapping, context: int, limit: int = 0, adapter: str | None = None
+) -> Result:
+    """`evaluate` of a packed file: the same windows, computed by the engine. adapter: as in Model.generate."""
     model.require_head()
     n = text.windows(context)
     if n < 1:
         raise _too_short(text.n_tokens, context)
     chosen = chosen_windows(n, _within(limit, context, text.stride))
     counted = [text.new(i, context) for i in chosen]
-    with model.session(n_ctx=context) as session:
+    with model.session(n_ctx=context, adapter=adapter) as session:
         rows = zip(chosen, counted, strict=True)
         nats = [-_score(session, text.row(i, context).tolist(), new) for i, new in rows]
     return Result.of(spread(nats, counted), n, text.bytes_per_token)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bitnet_cli.arguments import refuse
-from bitnet_cli.model_options import add_images, add_model, model_path, note, opened
+from bitnet_cli.model_options import adapter_of, add_adapter, add_images, add_model, model_path, note, opened
 from bitnet_cli.texts import lines_of, read_text
 from bitnet_runtime.terminal import escape
 
@@ -19,6 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "repeated, or are the lines of -f, or of standard input where there is no picture."
     )
     add_model(parser)
+    add_adapter(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
@@ -49,10 +50,12 @@ def run(args: argparse.Namespace) -> int:
     for number, text in enumerate(texts, 1):
         if not text:
             raise ValueError(f"text {number} is empty, expected at least one character")
+    if args.adapter and not texts:
+        return refuse("--adapter changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT")
     with opened(args, path) as model:
         note(args, escape(str(model)))
         parts = [model.embed_images(images)] if images else []
-        parts += [model.embed(texts, pooling=args.pooling)] if texts else []
+        parts += [model.embed(texts, pooling=args.pooling, adapter=adapter_of(model))] if texts else []
     vectors = [row for part in parts for row in part]
     shown = [[float(a @ b) for b in vectors] for a in vectors] if args.similarity else vectors
     rows = [[float(f"{x:.9g}") for x in row] for row in shown]

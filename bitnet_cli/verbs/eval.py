@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_cli.model_options import add_threads
+from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
@@ -33,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
     add_threads(parser)
+    add_adapter(parser)
     parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist, expected a checkpoint or a run folder, or a packed file")
     is_packed = not source.is_dir()
+    if args.adapter and not is_packed:
+        raise ValueError("--adapter is for packed files; a run of an adapter is measured with it")
     _check(args, is_packed or bool(args.tasks or args.samples))
     shown = ""
     figures: dict[str, Any] = {}
@@ -85,18 +88,23 @@ def run(args: argparse.Namespace) -> int:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
-        options = {"kv_type": args.kv_type or "f32", "threads": args.threads}
+        adapters = [args.adapter] if args.adapter else ()
+        options = {"kv_type": args.kv_type or "f32", "threads": args.threads, "adapters": adapters}
         with _in_engine(checkpoint or source, options) as model:
             _check_samples(model, args)
+            if args.adapter and model.image:
+                raise ValueError("--adapter is for models of text alone here; leave it out")
+            adapter = adapter_of(model)
             if args.tasks:
                 from bitnet.harness import report
 
-                figures, shown = report(model, args.tasks.split(","), args.fewshot, args.limit, args.chat)
+                names = args.tasks.split(",")
+                figures, shown = report(model, names, args.fewshot, args.limit, args.chat, adapter=adapter)
             elif is_packed:
                 figures = of_packed(model, args)
                 shown = line(figures)
             if args.samples:
-                figures["samples"] = samples(model, args.prompt or "", args.samples)
+                figures["samples"] = samples(model, args.prompt or "", args.samples, adapter)
     for i, text in enumerate(figures.get("samples", [])):
         shown += f"\n\n--- sample {i} ---\n{text}"
     show((json.dumps({"source": args.source} | figures) if args.json else shown) + "\n")
@@ -152,9 +160,9 @@ def _in_engine(source: Path | Checkpoint, options: dict[str, Any]) -> Iterator[M
             yield model
 
 
-def samples(model: Model, prompt: str, n: int) -> list[str]:
+def samples(model: Model, prompt: str, n: int, adapter: str | None = None) -> list[str]:
     """Texts that begin with the prompt, the same ones each time."""
-    return [prompt + model.generate(prompt, seed=i).text for i in range(n)]
+    return [prompt + model.generate(prompt, seed=i, adapter=adapter).text for i in range(n)]
 
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
             _note(texts)
         if model.mask == "prefix":
             say("measured without a prefix, unlike its checkpoint: each token from those before it")
-        result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
+        result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens, adapter_of(model))
     return asdict(result) | {"context": context, "stride": stride}
 
 
