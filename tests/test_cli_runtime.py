@@ -153,9 +153,20 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (
             ("bench", "{}/script", "--prompt", "100"),
             1,
-            "--prompt 100 or --gen 63 needs 100 tokens, the context holds 64",
+            "^bitnet: error: --prompt 100 needs 100 tokens, the context holds 64; lower it$",
         ),
-        (("bench", "{}/script", "--depth", "64"), 1, "--depth 64 .* needs 66 tokens, the context holds 64; lower them"),
+        (
+            ("bench", "{}/script", "--depth", "64"),
+            1,
+            "error: --depth 64 needs 66 tokens, the context holds 64; lower it",
+        ),
+        (("bench", "{}/script", "--gen", "64", "--prompt", "1"), 1, "error: --gen 64 needs 65 tokens, .*; lower it"),
+        (
+            ("bench", "{}/script", "--depth", "60", "--prompt", "9"),
+            1,
+            "error: --depth 60 with --prompt 9 needs 69 tokens, the context holds 64; lower them",
+        ),
+        (("generate", "{}/script", "-p", "x", "--min-tokens", "3"), 2, "unknown option '--min-tokens'$"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],

@@ -125,6 +125,8 @@ def test_unknown_names_get_the_nearest(model: Model) -> None:
         model.generate("x", temprature=1)
     with pytest.raises(InvalidParameterError, match="'max_newtokens'; did you mean 'max_new_tokens'"):
         model.stream("x", max_newtokens=1)
+    with pytest.raises(InvalidParameterError, match="'min_tokens'; expected one of max_tokens"):  # not the opposite
+        resolve({"min_tokens": 1})
     with pytest.raises(InvalidParameterError, match="'zzz'; expected one of max_tokens, temperature"):
         resolve({"zzz": 1})
 

@@ -128,6 +128,12 @@ def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
     assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | nothing)[0] == 200
 
 
+def test_the_opposite_is_not_proposed(serving: Serving) -> None:
+    for name, expected in (("min_tokens", ""), ("max_tokns", "; did you mean 'max_tokens'?")):
+        _, answer = post(serving, CHAT, {"messages": MESSAGES, name: 1})
+        assert answer["error"]["message"] == f"unknown parameter {name!r}{expected}"
+
+
 def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
     _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
     assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)

@@ -163,13 +163,15 @@ def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> t
     if model.mask == "bidirectional":
         raise InvalidParameterError("this model is an encoder; what is measured is how fast a model writes")
     room = model.n_ctx - depth
+    asked = [f"--depth {depth}"] if depth else []
+    asked += [f"--{word} {n}" for word, n, more in (("prompt", prompt, 0), ("gen", gen, 1)) if n and n + more > room]
     prompt = prompt or max(1, min(USUAL, room))
     gen = gen or max(1, min(USUAL, room - 1))
     needed = depth + max(prompt, gen + 1)
     if needed > model.n_ctx:
         raise InvalidParameterError(
-            f"--depth {depth} with --prompt {prompt} or --gen {gen} needs {needed} tokens, the context holds "
-            f"{model.n_ctx}; lower them"
+            f"{' with '.join(asked) or 'what is measured'} needs {needed} tokens, the context holds "
+            f"{model.n_ctx}; lower {'it' if len(asked) == 1 else 'them'}"
         )
     return prompt, gen, needed
 

@@ -9,7 +9,6 @@ of the file), which wins over the table.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
 from bitnet_runtime import formats
-from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, shown
+from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, nearest, shown
 from bitnet_runtime.formats import Schema
 
 SMALLEST = 1e-30  # of what must be more than 0: the engine's floats end at 1e-38
@@ -192,8 +191,8 @@ def resolve(explicit: Mapping[str, Any], given: Sampling | None = None, model: S
     for word, value in explicit.items():
         name = ALIASES.get(word, word)
         if name not in FIELDS:
-            near = difflib.get_close_matches(word, [*FIELDS, *ALIASES], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(FIELDS)}"
+            near = nearest(word, [*FIELDS, *ALIASES])
+            hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(FIELDS)}"
             raise InvalidParameterError(f"unknown parameter {word!r}; {hint}", word)
         if name in values:
             other = next(each for each in explicit if ALIASES.get(each, each) == name)

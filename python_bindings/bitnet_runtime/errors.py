@@ -7,11 +7,12 @@ the builtin that fits, so `except ValueError` or `except OSError` work as a read
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,13 @@ def check_open(status: int, detail: str, path: Path) -> None:
 def to_install(package: str) -> str:
     """The command that adds a package to this Python, which need not be the one that `pip` means."""
     return shlex.join([sys.executable, "-m", "pip", "install", package])
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Of names the one that was likely meant. min_x is no slip of max_x: who asks for one does not want the other."""
+    other = {"min": "max", "max": "min"}.get(word[:3], "\0")
+    near = difflib.get_close_matches(word, [name for name in known if not name.startswith(other)], 1)
+    return near[0] if near else None
 
 
 def shown(value: object, most: int = 100) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, resolve
-from bitnet_runtime.errors import shown
+from bitnet_runtime.errors import nearest, shown
 from bitnet_runtime.formats import response_format
 from bitnet_runtime.model import Model
 from bitnet_serve.errors import ApiError, refuse
@@ -33,8 +32,8 @@ def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool =
     known = [*known, *(SAMPLING if samples else ())]
     for name in body:
         if name not in known and name not in IGNORED and name not in WAITED_FOR:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
             raise refuse(f"unknown parameter {name[:80]!r}{hint}", name[:80], "unknown_parameter")
     for name in WAITED_FOR:
         if take(body, name, bool, False):
