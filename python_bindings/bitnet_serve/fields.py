@@ -14,12 +14,10 @@ from bitnet_serve.logprobs import MOST
 
 IGNORED = frozenset([
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "verbosity", "prediction", "cache_prompt",
+    "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
+    "timings_per_token",
 ])  # fmt: skip
 """What clients send that changes nothing here: who asks, what a cloud keeps, hints. docs/server.md names them."""
-
-WAITED_FOR = ("timings_per_token", "return_progress")
-"""What llama.cpp's server adds to a stream: whoever asks for it reads it there, and would wait."""
 
 SAMPLING = frozenset({*FIELDS, *ALIASES})
 MOST_STOPS, MOST_BIASES, MOST_CHOICES = 16, 1024, 128
@@ -31,14 +29,10 @@ def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool =
     """Raises ApiError: a field that would be passed over in silence. samples: options of sampling are known, too."""
     known = [*known, *(SAMPLING if samples else ())]
     for name in body:
-        if name not in known and name not in IGNORED and name not in WAITED_FOR:
+        if name not in known and name not in IGNORED:
             near = nearest(name, known)
             hint = f"; did you mean {near!r}?" if near else ""
             raise refuse(f"unknown parameter {name[:80]!r}{hint}", name[:80], "unknown_parameter")
-    for name in WAITED_FOR:
-        if take(body, name, bool, False):
-            told = f"{name} is true, and no stream of this server has that; leave it out, or send false"
-            raise refuse(told, name, "unsupported_parameter")
 
 
 def take(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:

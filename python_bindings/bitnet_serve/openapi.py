@@ -25,7 +25,6 @@ EXTRA = {"type": "object", "required": ["text"], "properties": {"text": TEXT, "f
 COMMON: dict[str, Any] = {
     "model": TEXT, "stream": FLAG, "stream_options": OBJECT, "n": CHOICES, "receipt": FLAG, "prompt": TEXT,
     "suffix": TEXT, "messages": MESSAGES, "modalities": {"type": "array", "items": {"const": "text"}},
-    **{name: {"type": "boolean", "const": False} for name in fields.WAITED_FOR},
 }  # fmt: skip
 """Fields that several paths have; those of no table may be anything."""
 
@@ -66,7 +65,7 @@ def document() -> dict[str, Any]:
     }
     paths["/v1/models/{model}"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
     for path, (known, needed, types, samples) in _post().items():
-        names = {*known, *fields.IGNORED, *fields.WAITED_FOR, *(fields.SAMPLING if samples else ())}
+        names = {*known, *fields.IGNORED, *(fields.SAMPLING if samples else ())}
         properties = {name: (COMMON | _sampling() | types).get(name, {}) for name in sorted(names)}
         properties = {name: schema if name in needed else _or_null(schema) for name, schema in properties.items()}
         schema = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
