@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,6 @@ from bitnet.settings_rules import TEXT as TEXT
 from bitnet.settings_rules import check
 from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
-from bitnet_runtime.errors import nearest
 
 ALTERNATIVES = (("steps", "minutes", "tokens", "tokens_per_parameter"), ("accumulate", "batch_tokens"))
 """Options that take each other's place: whichever is given last counts. The first is there if none is given."""
@@ -248,5 +248,5 @@ CONTEXT = 1024  # of a row where --context says nothing: published models name w
 def did_you_mean(name: str, names: list[str]) -> str:
     """The end of an error; "" when nothing is near. Dashes in front do not make two options alike."""
     bare = {each.lstrip("-"): each for each in names}
-    near = nearest(name.lstrip("-"), bare)
-    return f", did you mean {bare[near]!r}?" if near else ""
+    near = difflib.get_close_matches(name.lstrip("-"), bare, 1)
+    return f", did you mean {bare[near[0]]!r}?" if near else ""
