@@ -48,9 +48,9 @@ INLINE void prefetch(const uint8_t *p) {
     prefetch_from_second_cache(p + NEAR);
 }
 
-/* Of several panels at a time, which lie far apart: what is far ahead would fill the first cache, so
- * it goes to the second, and from there soon before its turn. (Zen 4, 2 tokens, memory that gives
- * one token 23 to 26 GB/s: 12 to 18 for the first cache at once, 22 to 24 with this.) */
+/* Of several panels at a time, which lie far apart: what is far ahead would fill the first cache,
+ * so it goes to the second, and from there soon before its turn. (Zen 4, 2 tokens, memory that
+ * gives one token 23 to 26 GB/s: 12 to 18 for the first cache at once, 22 to 24 with this.) */
 INLINE void prefetch_twice(const uint8_t *far, const uint8_t *tile) {
     enum { SOON = 1024 };
     _mm_prefetch((const char *)far, _MM_HINT_T1);
