@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +45,24 @@ class ModelAdapters(Unique):
         """SHA-256 of the file of an adapter, as it was opened; None for None."""
         if name is None:
             return None
-        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
-        handle = self._open
-        check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
-        return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
+        with self._file(name) as file:
+            return hashlib.sha256(file).hexdigest()
 
     def adapter_checksum(self, name: str) -> str:
         """Of the header of the file of an adapter, as `bitnet inspect` shows it."""
+        with self._file(name) as file:
+            return header_checksum(file)
+
+    @contextmanager
+    def _file(self, adapter: str | None = None) -> Iterator[Any]:
+        """All bytes of the packed file, or of that of an adapter, as a buffer for the time of the block."""
         data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
         handle = self._open
-        check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
-        return header_checksum(data[0])
+        if adapter is None:
+            check(lib.bn_model_get_file(handle.pointer, data, size))
+        else:
+            check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(adapter), data, size))
+        yield ffi.buffer(data[0], size[0])
 
     def _go_on(self) -> None:
         """Raises if it was closed."""
@@ -67,5 +76,5 @@ class ModelAdapters(Unique):
 
 
 def header_checksum(file: Any) -> str:
-    """Of a `const uint8_t *` to a packed file (FORMAT.md §1)."""
-    return bytes(ffi.buffer(file, 64))[60:][::-1].hex()
+    """Of the bytes of a packed file (FORMAT.md §1)."""
+    return bytes(file[60:64])[::-1].hex()

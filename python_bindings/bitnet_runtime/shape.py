@@ -188,18 +188,14 @@ class ModelShape(ModelAdapters):
     @once
     def digest(self) -> str:
         """SHA-256 of the packed file, as it was opened."""
-        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
-        handle = self._open
-        check(lib.bn_model_get_file(handle.pointer, data, size))
-        return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
+        with self._file() as file:
+            return hashlib.sha256(file).hexdigest()
 
     @once
     def checksum(self) -> str:
         """Of the header of the packed file, which has those of all its sections, as `bitnet inspect` shows it."""
-        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
-        handle = self._open
-        check(lib.bn_model_get_file(handle.pointer, data, size))
-        return header_checksum(data[0])
+        with self._file() as file:
+            return header_checksum(file)
 
     # ---- for the rest of the package ----
 
