@@ -145,7 +145,8 @@ def _origin(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    keys = args.api_key or [os.environ[name] for name in [KEY] if name in os.environ]
+    key = os.environ.get(KEY)
+    keys = args.api_key or ([] if key is None else [key])
     if not all(keys):
         return refuse(f"{KEY} is empty, expected a key; unset it where anyone may ask")
     if not all(key.isascii() and key.isprintable() for key in keys):

@@ -82,11 +82,11 @@ class Processor:
 
     def batches(self, images: Image | Sequence[Image], most: int) -> Iterator[NDArray[np.float32]]:
         """`batch` in pieces, of `most` pictures but for the last: each is made when it is asked for."""
-        if is_one(images) or not len(images):  # type: ignore[arg-type]  # it is a list
+        if is_one(images):
             yield self.batch(images)
             return
         several = cast("Sequence[Image]", images)
-        for start in range(0, len(several), most):
+        for start in range(0, len(several) or 1, most):  # of none there is one piece, too
             yield self._several(several, start, min(start + most, len(several)))
 
     def _several(self, images: Sequence[Image], start: int, end: int) -> NDArray[np.float32]:
