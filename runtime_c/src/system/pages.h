@@ -20,10 +20,9 @@ void *bn_pages_new(size_t *size);
 /* Bytes of 0, aligned as malloc's, which the system gives when they are written to: if `huge`, as
  * many at a time as a huge page has. NULL: no memory. To be given back with the same numbers. */
 void *bn_pages_grow(size_t size, int huge);
-
-/* Whole pages of it are the system's again until they are written to. */
-void bn_pages_drop(void *bytes, size_t size);
-
 void bn_pages_free(void *bytes, size_t size, int huge);
+
+/* Whole pages of them are the system's again until they are written to. */
+void bn_pages_drop(void *bytes, size_t size);
 
 #endif
