@@ -246,7 +246,6 @@ CONTEXT = 1024  # of a row where --context says nothing: published models name w
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
-    """The end of an error; "" when nothing is near. Dashes in front do not make two options alike."""
-    bare = {each.lstrip("-"): each for each in names}
-    near = difflib.get_close_matches(name.lstrip("-"), bare, 1)
-    return f", did you mean {bare[near[0]]!r}?" if near else ""
+    """The end of an error; "" when nothing is near."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f", did you mean {near[0]!r}?" if near else ""

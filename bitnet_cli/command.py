@@ -213,6 +213,9 @@ class _Version(argparse.Action):
 
 
 def _did_you_mean(word: str, words: list[str]) -> str:
-    from bitnet.settings import did_you_mean
+    """The end of an error; "" when nothing is near. Dashes in front do not make two options alike."""
+    from bitnet_runtime.errors import nearest
 
-    return did_you_mean(word, words)
+    bare = {each.lstrip("-"): each for each in words}
+    near = nearest(word.lstrip("-"), bare)
+    return f", did you mean {bare[near]!r}?" if near else ""
