@@ -361,6 +361,27 @@ def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
     assert found[:3] == ["prefix=/opt/x", "includedir=/opt/x/includedir", "libdir=/opt/x/libdir"]
 
 
+def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
+    """Its targets keep their names, and its libraries stay static."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+        cmake_minimum_required(VERSION 3.20)
+        project(game LANGUAGES C)
+        file(WRITE "${{CMAKE_BINARY_DIR}}/rules.c" "int rules(void) {{ return 1; }}")
+        add_library(engine "${{CMAKE_BINARY_DIR}}/rules.c")
+        add_subdirectory("{ROOT}" bitnet)
+        add_library(rules "${{CMAKE_BINARY_DIR}}/rules.c")
+        target_link_libraries(rules PRIVATE bitnet_runtime::bitnet_runtime)
+        foreach(name engine rules bitnet_runtime)
+          get_target_property(type ${{name}} TYPE)
+          message(STATUS "${{name}} is ${{type}}")
+        endforeach()
+        """)
+    said = run(cmake_command(), "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_C_COMPILER={CC}")
+    assert re.findall(r"(\w+) is (\w+_LIBRARY)", said) == [
+        ("engine", "STATIC_LIBRARY"), ("rules", "STATIC_LIBRARY"), ("bitnet_runtime", "STATIC_LIBRARY"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
 def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -19,7 +19,7 @@ cmake --build "$build" --parallel >/dev/null
 find "$build" -name '*.gcda' -delete
 ctest --test-dir "$build" -R '^test_(file|mapping|changing|failures)' --output-on-failure --quiet
 
-cd "$build/CMakeFiles/engine.dir/runtime_c/src"
+cd "$build/CMakeFiles/bitnet_engine.dir/runtime_c/src"
 LC_ALL=C gcov -b -n file/*.gcda linear/encodings.c.gcda linear/sizes.c.gcda linear/sketch.c.gcda \
     linear/values.c.gcda | awk '
     /^File/ {
