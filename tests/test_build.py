@@ -353,6 +353,15 @@ def test_pkg_config_finds_the_installed_library(
     assert run(program, model, "5", "1", "2", "3") == expected
 
 
+def test_programs_ask_for_the_minor_version_they_were_made_with(installed: dict[str, Path]) -> None:
+    """As find_package does: another may have other structs."""
+    if not sys.platform.startswith("linux") or not shutil.which("readelf"):
+        pytest.skip("no readelf")
+    major, minor, _ = importlib.metadata.version("bitnet-edge").split(".")
+    (library,) = installed["shared"].rglob("libbitnet_runtime.so")
+    assert f"[libbitnet_runtime.so.{major}.{minor}]" in run("readelf", "-dW", library)
+
+
 def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
     """As the builds of Nix and Guix have them."""
     places = [f"-DCMAKE_INSTALL_{name}=/opt/x/{name.lower()}" for name in ("LIBDIR", "INCLUDEDIR")]
