@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -389,6 +390,27 @@ def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
     assert re.findall(r"(\w+) is (\w+_LIBRARY)", said) == [
         ("engine", "STATIC_LIBRARY"), ("rules", "STATIC_LIBRARY"), ("bitnet_runtime", "STATIC_LIBRARY"),
     ]  # fmt: skip
+
+
+def test_a_compiler_for_another_machine_is_enough(tmp_path: Path) -> None:
+    """Without a toolchain file, CMake believes that it builds for this machine."""
+    if not shutil.which(ARM_CC):
+        pytest.skip(f"no {ARM_CC}")
+    run(
+        cmake_command(),
+        "-S",
+        ROOT,
+        "-B",
+        tmp_path,
+        f"-DCMAKE_C_COMPILER={ARM_CC}",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+    )
+    commands = {
+        Path(each["file"]).name: each["command"]
+        for each in json.loads((tmp_path / "compile_commands.json").read_text())
+    }
+    assert "-march=armv8.2-a+dotprod+i8mm" in commands["i8mm.c"]
+    assert "-mavx2" not in commands["avx2.c"]
 
 
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
