@@ -86,7 +86,8 @@ typedef enum bn_status {
                               * or more of a text that has to come whole, or less */
     BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet; or
                               * bn_stop_now() */
-    BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
+    BN_ERR_NUMERIC = 20,     /* a number that was given, or comes out, is not finite; or
+                              * every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
     BN_ERR_NO_HEAD = 22,     /* logits asked of a model that has none, see bn_session_embed */
     BN_ERR_NO_TABLE = 23, /* tokens for a model that has no embedding of them: it takes vectors */
@@ -453,9 +454,9 @@ BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t si
                                  char *detail);
 
 /* Take the memory of the next n tokens now, n >= 0, so that no call which appends them fails for
- * want of it: a text can come in pieces, and is refused before the first of them. It goes back with
- * the rest, when the session is freed or rewound to 0. Fails with BN_ERR_CONTEXT, BN_ERR_CACHE or
- * BN_ERR_MEMORY; then the session is as before. */
+ * want of it: a text can come in pieces, and is refused before the first of them. What no token
+ * took goes back when the session is freed or rewound, be it to its position. Fails with
+ * BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_MEMORY; then the session is as before. */
 BN_API bn_status bn_session_reserve(bn_session *session, int32_t n);
 
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
@@ -464,9 +465,9 @@ BN_API bn_status bn_session_reserve(bn_session *session, int32_t n);
  * Fails before any work with BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_TOKEN, with
  * BN_ERR_MEMORY when it has to copy what a fork sees and cannot, with BN_ERR_NO_TABLE,
  * BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is
- * bidirectional and the session not empty. On BN_ERR_CANCELLED the session keeps the blocks
- * finished so far, and `out` has their rows; unless it was cancelled before, there are no logits.
- */
+ * bidirectional and the session not empty. On BN_ERR_CANCELLED, and on BN_ERR_NUMERIC when what it
+ * computes is not finite, the session keeps the blocks finished so far, and `out` has their rows;
+ * unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
