@@ -289,6 +289,15 @@ def test_the_example_of_batches_takes_16_texts(compiled: Path, lines: str, texts
     assert ("more than 16 lines with token ids" in done.stderr) == (not texts)
 
 
+def test_the_example_of_batches_takes_no_part_of_a_line(compiled: Path) -> None:
+    words = [compiled / "batch", compiled / "model.bitnet", "2"]
+    done = subprocess.run(words, input="1" + " " * (1 << 16) + "2\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a line has more than 65534 characters" in done.stderr
+    done = subprocess.run(words, input="1" + " " * 65533 + "\n", capture_output=True, text=True)
+    assert done.returncode == 0
+
+
 def cmake_command() -> str:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert cmake is not None, "cmake is missing: make test installs it"

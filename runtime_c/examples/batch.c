@@ -22,6 +22,17 @@ typedef struct text {
     int32_t chosen[AT_ONCE], last; /* chosen last: the session does not have it yet */
 } text;
 
+/* Returns 0 when there is none; ends the program if it has more than a line has room for. */
+static int read_line(char *line) {
+    if (!fgets(line, LINE, stdin))
+        return 0;
+    if (strlen(line) == LINE - 1 && line[LINE - 2] != '\n') {
+        fprintf(stderr, "a line has more than %d characters\n", LINE - 2);
+        exit(2);
+    }
+    return 1;
+}
+
 static void read_text(bn_model *model, char *line, text *t) {
     for (char *word = strtok(line, BLANK); word; word = strtok(NULL, BLANK))
         t->ids[t->n++] = number(word, 0);
@@ -78,11 +89,11 @@ int main(int argc, char **argv) {
     static char line[LINE];
     static text texts[MOST_TEXTS];
     int32_t n = 0;
-    while (n < MOST_TEXTS && fgets(line, sizeof line, stdin)) {
+    while (n < MOST_TEXTS && read_line(line)) {
         read_text(model, line, &texts[n]);
         n += texts[n].n > 0;
     }
-    while (fgets(line, sizeof line, stdin))
+    while (read_line(line))
         if (line[strspn(line, BLANK)]) {
             fprintf(stderr, "more than %d lines with token ids\n", MOST_TEXTS);
             return 2;
