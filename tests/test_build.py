@@ -381,10 +381,11 @@ def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
 
 
 def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
-    """Its targets keep their names, and its libraries stay static."""
+    """Its targets keep their names, its libraries stay static, and what joins its sources does not join these."""
     (tmp_path / "CMakeLists.txt").write_text(f"""
         cmake_minimum_required(VERSION 3.20)
         project(game LANGUAGES C)
+        set(CMAKE_UNITY_BUILD ON)
         file(WRITE "${{CMAKE_BINARY_DIR}}/rules.c" "int rules(void) {{ return 1; }}")
         add_library(engine "${{CMAKE_BINARY_DIR}}/rules.c")
         add_subdirectory("{ROOT}" bitnet)
@@ -394,8 +395,11 @@ def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
           get_target_property(type ${{name}} TYPE)
           message(STATUS "${{name}} is ${{type}}")
         endforeach()
+        get_target_property(joined bitnet_engine UNITY_BUILD)
+        message(STATUS "joined: ${{joined}}")
         """)
     said = run(cmake_command(), "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_C_COMPILER={CC}")
+    assert "joined: OFF" in said
     assert re.findall(r"(\w+) is (\w+_LIBRARY)", said) == [
         ("engine", "STATIC_LIBRARY"), ("rules", "STATIC_LIBRARY"), ("bitnet_runtime", "STATIC_LIBRARY"),
     ]  # fmt: skip
