@@ -102,6 +102,21 @@ def test_a_template_that_does_not_continue_its_prompt() -> None:
         encode.encode(conversations.Conversation(TALK, "here"))
 
 
+@pytest.mark.parametrize("answer", ["\n\nhi", "    hi", "\n"])
+def test_an_answer_that_begins_with_a_space_is_learnt_behind_the_prompt_of_the_engine(answer: str) -> None:
+    """A tokenizer has one token for the line break that ends the prompt and the spaces that follow."""
+    words = tokenizer.build("bpe", ["a:\n    hi\n\n\nb"] * 9, 300)
+    template, generation = conversations.with_template(words, None, {})
+    encode = conversations.Encoder(words, template, generation)
+    asked = [{"role": "user", "content": "?"}]
+    talk = [*asked, {"role": "assistant", "content": answer}, *asked, {"role": "assistant", "content": "hi"}]
+    first, second = encode.encode(conversations.Conversation(talk, "here"))
+    prompt = encode._tokens(asked, conversations.Conversation(talk, "here"), ask=True)
+    assert first.ids[: len(prompt)].tolist() == prompt and not first.counts[: len(prompt)].any()
+    assert learnt(first, words) == answer + conversations.END
+    assert learnt(second, words) == "hi" + conversations.END  # after which the first has other tokens
+
+
 def test_repetitions_are_counted() -> None:
     talks = [conversations.Conversation([{"role": "user", "content": str(i % 9)}], str(i)) for i in range(400)]
     said: list[str] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,7 +187,7 @@ class Encoder:
         self._words = EngineTokenizer(words.to_str().encode(), vocabulary_size(words))
         self._template = ChatTemplate(template)
         self.template, self._named = template, generation["special_tokens"]
-        self._ends = set(generation["eos_token_ids"])
+        self._ends, self._special = set(generation["eos_token_ids"]), set(self._words.special_ids())
 
     def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
         """One sequence, or where the template renders an answer differently once others follow, several.
@@ -202,7 +203,8 @@ class Encoder:
                 continue
             prompt = self._tokens(messages[:i], conversation, ask=True)
             ids = self._tokens(messages[: i + 1], conversation, ask=False)
-            if ids[: len(prompt)] != prompt:
+            ids = ids if ids[: len(prompt)] == prompt else self._apart(prompt, ids)
+            if not ids:
                 raise DataError(f"{where}: the chat template does not write answer {i + 1} after the prompt for it")
             end = next((at + 1 for at in range(len(prompt), len(ids)) if ids[at] in self._ends), len(ids))
             if not apart and found and prompt[: len(found[-1][0])] == found[-1][0]:
@@ -213,6 +215,20 @@ class Encoder:
             if context is not None and len(prompt) > context:
                 break
         return [_dialogue(ids, spans) for ids, spans in found]
+
+    def _apart(self, prompt: list[int], ids: list[int]) -> list[int]:
+        """Where a token spans the end of the prompt, as that of two line breaks may: the prompt, and what `ids` say
+        behind it in tokens of its own, as the engine writes an answer. Empty: they do not begin as the prompt does."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, ids, strict=False)))
+        end = next((i for i in range(same, len(ids)) if ids[i] in self._special), len(ids))
+        asked, said = (self._words.decode(part) for part in (prompt[same:], ids[same:end]))
+        for before in ("", "\n"):  # some tokenizers add a space to a text, but not within one
+            skip = len(self._words.encode(before, add_bos=False))
+            more = self._words.encode(before + said.removeprefix(asked), add_bos=False)[skip:]
+            found = [*prompt, *more, *ids[end:]]
+            if self._words.decode(found, skip_special=False) == self._words.decode(ids, skip_special=False):
+                return found
+        return []
 
     def text(self, dialogue: Dialogue) -> str:
         """What is learnt of it, as text."""
