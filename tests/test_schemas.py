@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from bitnet_runtime.dialects import dialect
+from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.formats import format_text
+from bitnet_runtime.tools import Tools
 
 compiling = pytest.importorskip("bitnet_runtime.compiling")
 
@@ -60,3 +63,24 @@ def test_a_minute_has_sixty_seconds(written: str, before: str, more: dict[str, A
     for seconds, good in (("59", True), ("00", True), ("60", False), ("59.25", True)):
         text = json.dumps(f"{before}13:37:{seconds}Z")
         assert accepts({"type": "string", "format": written} | more, text) == good, text
+
+
+def test_the_parameters_of_a_tool_are_read_as_any_schema() -> None:
+    properties = {"share": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}
+    shape = {"type": "object", "properties": properties, "required": ["share"], "additionalProperties": False}
+    tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": shape, "strict": True}}], "required")
+    assert tools is not None
+    grammar = dialect("").grammar(tools, None, {})
+    for share, good in (("0", False), ("0.25", True), ("0.75", False)):
+        text = f'<tool_call>\n{{"name": "f", "arguments": {{"share": {share}}}}}\n</tool_call>'
+        matcher = BYTES.matcher("grammar", grammar)
+        assert (matcher.validate_tokens(list(text.encode())) == len(text)) == good, share
+
+
+def test_parameters_of_a_tool_that_are_nested_too_deeply() -> None:
+    shape: dict[str, Any] = {"type": "object"}
+    for _ in range(400):
+        shape = {"type": "object", "anyOf": [shape]}
+    with pytest.raises(InvalidParameterError, match=r"^tools: .*recursion"):
+        tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": shape}}], "required")
+        assert tools and dialect("").grammar(tools, None, {})

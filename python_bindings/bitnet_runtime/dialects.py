@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.schemas import exact
 from bitnet_runtime.tools import Function, Tools
 
 Message = Mapping[str, Any]
@@ -110,7 +111,10 @@ def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
     rules = ["one: " + " | ".join(f"one_{i}" for i in range(len(functions)))]
     for i, each in enumerate(functions):
         begin = f'{{"name": "{each.name}", "{arguments}": '
-        schema = json.dumps(_spaced(each.parameters, lenient=not each.strict))
+        try:
+            schema = json.dumps(_spaced(exact(each.parameters), lenient=not each.strict))
+        except RecursionError as error:
+            raise InvalidParameterError(f"tools: the parameters of {each.name}: {error}", "tools") from None
         rules += [f'one_{i}: {json.dumps(begin)} json_{i} "}}"', f"json_{i}: %json {schema}"]
     return rules
 
