@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import time
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -258,6 +259,15 @@ def test_a_function_says_itself_what_it_is() -> None:
     for wrong in (lambda *a: a, lambda a, /: a, print, lambda a: a, 5):
         with pytest.raises(InvalidParameterError, match=r"tool"):
             Tools.of([wrong])
+
+
+def test_a_type_of_typing_without_arguments_is_the_class_it_stands_for() -> None:
+    def bare(a: typing.List, b: typing.Dict) -> None: ...  # type: ignore[type-arg]  # noqa: UP006
+    def refused(a: typing.Set) -> None: ...  # type: ignore[type-arg]  # noqa: UP006
+
+    assert described(bare)[2]["properties"] == {"a": {"type": "array"}, "b": {"type": "object"}}
+    with pytest.raises(InvalidParameterError, match=r"the tool parameter refused\.a is of type"):
+        described(refused)
 
 
 def test_a_conversation_with_a_function(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
 def _schema(hint: Any, where: str) -> dict[str, Any]:
     """Of a type. where: for errors."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin and not arguments:  # typing.List is list
+        return _schema(origin, where)
     if origin is None and hint in _PLAIN:
         return _PLAIN[hint]
     if origin is typing.Annotated:
