@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import itertools
 import json
 from typing import Any
@@ -63,6 +64,14 @@ def test_a_minute_has_sixty_seconds(written: str, before: str, more: dict[str, A
     for seconds, good in (("59", True), ("00", True), ("60", False), ("59.25", True)):
         text = json.dumps(f"{before}13:37:{seconds}Z")
         assert accepts({"type": "string", "format": written} | more, text) == good, text
+
+
+@pytest.mark.parametrize(("written", "after"), [("date", ""), ("date-time", "T13:37:00Z")])
+def test_february_has_a_29th_day_in_leap_years_alone(written: str, after: str) -> None:
+    for year, month, day in itertools.product((1900, 2000, 2023, 2024), (1, 2, 3, 12), (1, 9, 19, 28, 29, 30, 31)):
+        good = day <= calendar.monthrange(year, month)[1]
+        text = json.dumps(f"{year}-{month:02}-{day:02}{after}")
+        assert accepts({"type": "string", "format": written}, text) == good, text
 
 
 def test_the_parameters_of_a_tool_are_read_as_any_schema() -> None:

@@ -10,6 +10,11 @@ VALUES = frozenset(("const", "enum", "default", "examples"))  # hold no schemas
 NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # schemas by name
 WITHIN_A_MINUTE = r"^[^:]*:[0-5][0-9]:[0-5]"
 """RFC 3339 has a 60th second where one was added, of which a pattern knows nothing."""
+LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+A_DAY = rf"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{LEAP}-02-29)"
+"""February has its 29th day in a leap year alone."""
+HELD = {"date": [A_DAY], "time": [WITHIN_A_MINUTE], "date-time": [A_DAY, WITHIN_A_MINUTE]}
+"""Patterns of formats, which the library takes too widely."""
 
 
 def exact(schema: Any) -> Any:
@@ -24,9 +29,11 @@ def exact(schema: Any) -> Any:
             found[word] = {name: exact(each) for name, each in part.items()}
         else:
             found[word] = part if word in VALUES else exact(part)
-    if found.get("format") in ("time", "date-time"):
+    written = found.get("format")
+    if isinstance(written, str) and written in HELD:
         others = found.get("allOf", [])
-        found["allOf"] = [*(others if isinstance(others, list) else [others]), {"pattern": WITHIN_A_MINUTE}]
+        more = [{"pattern": pattern} for pattern in HELD[written]]
+        found["allOf"] = [*(others if isinstance(others, list) else [others]), *more]
     return found | _bounds(found)
 
 
