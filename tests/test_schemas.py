@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_runtime.dialects import dialect
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.formats import format_text
+from bitnet_runtime.formats import Schema, format_text
 from bitnet_runtime.tools import Tools
 
 compiling = pytest.importorskip("bitnet_runtime.compiling")
@@ -22,7 +22,7 @@ NUMBERS = [f"{sign}{whole}{rest}" for sign in ("", "-") for whole in ("0", "15",
 BOUNDS = [None, 0, 16, -16, 0.5, 0.001, 16.5, -0.5, -16.5, 17]
 
 
-def accepts(schema: dict[str, Any], text: str) -> bool:
+def accepts(schema: Schema, text: str) -> bool:
     matcher = BYTES.matcher("json_schema", format_text("json_schema", schema))
     tokens = list(text.encode())
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
@@ -72,6 +72,14 @@ def test_february_has_a_29th_day_in_leap_years_alone(written: str, after: str) -
         good = day <= calendar.monthrange(year, month)[1]
         text = json.dumps(f"{year}-{month:02}-{day:02}{after}")
         assert accepts({"type": "string", "format": written}, text) == good, text
+
+
+def test_constants_are_alternatives_of_which_one_holds() -> None:
+    levels = {"oneOf": [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}]}
+    assert [accepts(levels, text) for text in ("1", "2", "3")] == [True, True, False]
+    for both in ([{"const": 1}, {"const": 1.0}], [{"const": 1}, {"type": "number"}], [{"const": [1]}, {"const": [1]}]):
+        with pytest.raises(ValueError, match="oneOf"):
+            accepts({"oneOf": both}, "1")
 
 
 def test_the_parameters_of_a_tool_are_read_as_any_schema() -> None:

@@ -65,7 +65,7 @@ class Grammars:
                 return self._compiler.matcher(kind, text)
         except (ValueError, WorkerError) as error:
             why = str(error)
-        why = why.replace(OVERLAP, "the alternatives of a oneOf overlap; write anyOf where both may hold")
+        why = why.replace(OVERLAP, "the alternatives of a oneOf may overlap; write anyOf, the same where none do")
         raise GrammarError(f"{kind} is refused: {why}; correct or simplify it", kind)
 
 

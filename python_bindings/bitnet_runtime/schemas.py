@@ -34,7 +34,17 @@ def exact(schema: Any) -> Any:
         others = found.get("allOf", [])
         more = [{"pattern": pattern} for pattern in HELD[written]]
         found["allOf"] = [*(others if isinstance(others, list) else [others]), *more]
+    if "anyOf" not in found and _apart(found.get("oneOf")):
+        found["anyOf"] = found.pop("oneOf")
     return found | _bounds(found)
+
+
+def _apart(alternatives: Any) -> bool:
+    """Whether each has a constant of its own, so that no two hold: of numbers the library does not see it."""
+    parts = alternatives if isinstance(alternatives, list) else []
+    values = [part["const"] for part in parts if isinstance(part, Mapping) and "const" in part]
+    plain = all(isinstance(value, (str, int, float, bool, type(None))) for value in values)
+    return plain and 0 < len(parts) == len(set(values))
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
