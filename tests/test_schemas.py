@@ -82,6 +82,12 @@ def test_constants_are_alternatives_of_which_one_holds() -> None:
             accepts({"oneOf": both}, "1")
 
 
+def test_a_schema_may_be_true() -> None:
+    assert accepts(True, '{"a": 1}') and accepts("true", "null")
+    with pytest.raises(ValueError, match="Unsatisfiable"):
+        accepts(False, "null")
+
+
 def test_the_parameters_of_a_tool_are_read_as_any_schema() -> None:
     properties = {"share": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}
     shape = {"type": "object", "properties": properties, "required": ["share"], "additionalProperties": False}

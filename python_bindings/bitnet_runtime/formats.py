@@ -54,6 +54,8 @@ def _schema(value: Any) -> str:
         schema = json.loads(value) if isinstance(value, (str, bytes)) else value
         if not isinstance(schema, (Mapping, bool)):
             raise TypeError(f"a {type(schema).__name__}")
+        if isinstance(schema, bool):  # the library takes one within another alone
+            schema = {} if schema else {"enum": []}
         return json.dumps(exact(schema), ensure_ascii=False, allow_nan=False, default=dict)
     except (ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"json_schema is {shown(value)}, expected {SCHEMA} ({error})", "json_schema") from None
