@@ -187,6 +187,7 @@ def test_default_is_the_standard_library() -> None:
             r'a.jsonl, line 2: expected an object with a string "text"',
         ),
         ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
+        ({"a.jsonl": '{"chosen": "x", "rejected": "y"}'}, "a.jsonl", r"is a preference .* --preference"),
         ({"a.jsonl": '{"txt": 1}'}, "a.jsonl", r"^[^:]*a.jsonl, line 1: expected an object"),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),

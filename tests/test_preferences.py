@@ -86,6 +86,7 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
     [
         (3, 'expected {"prompt"'),
         ({"prompt": "x", "chosen": "y"}, 'expected {"prompt"'),
+        ({"chosen": "x y", "rejected": "x z"}, 'expected {"prompt"'),
         ({"prompt": 3, "chosen": "y", "rejected": "z"}, 'expected {"prompt"'),
         ({"prompt": "x", "chosen": "y", "rejected": [BAD]}, 'expected {"prompt"'),
         ({"prompt": [ASKED], "chosen": [], "rejected": []}, "expected an answer of assistant"),

@@ -92,7 +92,12 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     """That of a record, checked."""
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
-        raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
+        names = [*record] if isinstance(record, dict) else []
+        found = f"messages is {json.dumps(messages)}" if "messages" in names else ", ".join(names) or json.dumps(record)
+        raise DataError(
+            f'{where}: {found:.200}; expected an object with "messages", a list that is not empty, of '
+            '{"role": "user", "content": "…"}'
+        )
     if not parts:
         messages = [_joined(message) for message in messages]
     for message in messages:

@@ -85,6 +85,8 @@ def _instead(record: Any, column: str) -> str:
         return f'expected an object with a string "{column}"'
     if "messages" in record:
         return 'this is a conversation ("messages"), expected text; give it to --chat'
+    if {"chosen", "rejected"} <= record.keys():
+        return 'this is a preference ("chosen", "rejected"), expected text; give it to bitnet finetune --preference'
     if {"step", "tokens", "seconds"} <= record.keys():
         return "this is the log of a run, expected text; leave it out"
     if column in record:

@@ -48,7 +48,7 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
             if isinstance(record, dict)
             else [None] * 3
         )
-        if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str):
+        if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str) and "prompt" in record:
             yield _of_texts(prompt, chosen, rejected, where)
         elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
             yield _of_messages(prompt, chosen, rejected, record.get("tools"), where)
