@@ -102,6 +102,21 @@ def test_a_template_that_does_not_continue_its_prompt() -> None:
         encode.encode(conversations.Conversation(TALK, "here"))
 
 
+def test_an_answer_of_weight_0_is_seen_and_not_learnt(tmp_path: Path) -> None:
+    """As in OpenAI's format; null is what tables write where a field is not there."""
+    file = tmp_path / "c.jsonl"
+    talk = [TALK[0], TALK[1] | {"weight": 0}, TALK[2], TALK[3] | {"weight": None}]
+    file.write_text(json.dumps({"messages": talk}))
+    encode, words = encoder()
+    (found,) = encode.encode(next(conversations.read([file])))
+    assert learnt(found, words) == "So long<|im_end|>" and "Good day" in words.decode(found.ids.tolist())
+    for weights, message in (((0, 0), "no answer is learnt"), ((0, 0.5), r"weight of an answer is 0\.5, expected 0")):
+        talk = [TALK[0], TALK[1] | {"weight": weights[0]}, TALK[2], TALK[3] | {"weight": weights[1]}]
+        file.write_text(json.dumps({"messages": talk}))
+        with pytest.raises(dataset.DataError, match=rf"line 1: .*{message}"):
+            list(conversations.read([file]))
+
+
 @pytest.mark.parametrize("answer", ["\n\nhi", "    hi", "\n"])
 def test_an_answer_that_begins_with_a_space_is_learnt_behind_the_prompt_of_the_engine(answer: str) -> None:
     """A tokenizer has one token for the line break that ends the prompt and the spaces that follow."""

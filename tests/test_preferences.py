@@ -91,6 +91,7 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
         ({"prompt": "x", "chosen": "y", "rejected": [BAD]}, 'expected {"prompt"'),
         ({"prompt": [ASKED], "chosen": [], "rejected": []}, "expected an answer of assistant"),
         ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [3]}, "a message is 3"),
+        ({"prompt": [ASKED, GOOD, ASKED], "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]}, "has the weight 0"),
         ({"chosen": [ASKED, GOOD], "rejected": [{"role": "user", "content": "ho"}, BAD]}, "differ before their last"),
         ({"chosen": [ASKED, GOOD, ASKED], "rejected": [ASKED, GOOD, ASKED]}, "the last message is of 'user'"),
         ({"prompt": "\ud800", "chosen": "y", "rejected": "z"}, "half of a surrogate pair"),

@@ -110,6 +110,11 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
         raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")
+    weights = [message.get("weight") for message in messages if message["role"] == "assistant"]  # as OpenAI has them
+    if wrong := [weight for weight in weights if weight not in (None, 0, 1)]:
+        raise DataError(f"{where}: the weight of an answer is {wrong[0]!r:.40}, expected 0, which is not learnt, or 1")
+    if all(weight == 0 for weight in weights):
+        raise DataError(f"{where}: no answer is learnt, as all have the weight 0; leave the line out")
     try:
         return Conversation(messages, where, Tools.of(record.get("tools")))
     except InvalidParameterError as error:
@@ -197,14 +202,14 @@ class Encoder:
     def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
         """One sequence, or where the template renders an answer differently once others follow, several.
 
-        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token. apart: each answer is a
-        sequence of its own. context: behind the first answer that lies beyond it none is looked at, as each takes as
-        long as all that stands before it.
+        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token; of weight 0 it does
+        not. apart: each answer is a sequence of its own. context: behind the first answer that lies beyond it none is
+        looked at, as each takes as long as all that stands before it.
         """
         messages, where, _ = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
         for i, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             prompt = self._tokens(messages[:i], conversation, ask=True)
             ids = self._tokens(messages[: i + 1], conversation, ask=False)

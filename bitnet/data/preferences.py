@@ -73,6 +73,8 @@ def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any]
         raise DataError(f"{where}: the two differ before their last message; expected two answers to the same messages")
     if wrong := [last["role"] for last in (answer, other) if last["role"] != "assistant"]:
         raise DataError(f"{where}: the last message is of {wrong[0]!r:.40}, expected an answer of assistant")
+    if any(last.get("weight") == 0 for last in (answer, other)):
+        raise DataError(f"{where}: an answer has the weight 0, expected two that are compared")
     return Preference(json.dumps(asked, sort_keys=True), *sides)
 
 
