@@ -346,6 +346,20 @@ def test_a_tokenizer_learns_what_is_said_and_called() -> None:
     ]
 
 
+def test_lost_reasoning_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.jsonl"
+    thought = {"role": "assistant", "content": "Good day", "reasoning_content": "a greeting"}
+    lines = [[{"role": "user", "content": str(n)}, thought if n % 2 else TALK[1]] for n in range(10)]
+    file.write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
+    args = ["train", "--chat", str(file), "--tokenizer", "byte", "--steps", "1", "--context", "64", "--batch", "1"]
+    args += [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
+    assert bitnet_cli.main([*args, "--set", "vocab_size=300", "--out", str(tmp_path / "run")]) == 0
+    assert "5 of 10 conversations have reasoning beside their answers, which" in capsys.readouterr().err
+    talks = list(conversations.read([file]))
+    assert not conversations.unwritten(talks, "{{ m.reasoning_content }}")
+    assert not conversations.unwritten(talks[:1], "{{ m.content }}")
+
+
 def test_split_is_by_content() -> None:
     talks = [conversations.Conversation([{"role": "user", "content": str(i)}], str(i)) for i in range(40)]
     train, held_out = conversations.split(talks, 0.3)

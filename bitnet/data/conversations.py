@@ -43,6 +43,8 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The template of a model that has none."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Where messages have it, and the names that templates have for it."""
 
 Messages = list[dict[str, Any]]
 
@@ -161,6 +163,17 @@ def split(
     held_out = held_out[: len(order) - 1]
     chosen = set(held_out)
     return [each for key, each in unique.items() if key not in chosen], [unique[key] for key in held_out]
+
+
+def unwritten(conversations: Sequence[Conversation], template: str) -> str:
+    """What to say of reasoning that stands beside what is said, and that the template leaves out; "": nothing."""
+    found = sum(any(m.get(name) for m in each.messages for name in REASONING) for each in conversations)
+    if not found or any(name in template for name in REASONING):
+        return ""
+    return (
+        f"{found:,} of {len(conversations):,} conversations have reasoning beside their answers, which the chat "
+        "template does not write; what is to be learnt of it belongs into the content"
+    )
 
 
 def _digest(talk: Conversation) -> bytes:

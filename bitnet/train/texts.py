@@ -92,6 +92,8 @@ def _talks(asked: Asked) -> Learnt:
             f"no held-out conversation has an answer within {context:,} tokens; raise --context, or --validation"
         )
     _note_long(dialogues, context, say)
+    if lost := conversations.unwritten(talks[0] + talks[1], template):
+        say(lost)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
     return words, template, generation, batches, others
 
