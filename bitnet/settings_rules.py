@@ -73,6 +73,9 @@ def check(settings: Any) -> None:
     given = [flag_of(name) for name in SOURCES if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
+    for name in ("fim", "documents"):
+        if settings.chat and getattr(settings, name):
+            raise ValueError(f"{flag_of(name)} is of text, and --chat is of conversations; leave it out")
     if settings.freeze_vision and not settings.vision:
         raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
     if settings.distilled > 1:

@@ -296,6 +296,17 @@ def test_a_content_in_parts_is_that_of_its_texts(tmp_path: Path) -> None:
     assert [message["content"] for message in found.messages] == ["a\nb", "c"]
 
 
+def test_options_of_text_are_not_of_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": TALK}))
+    for option, message in (
+        (["--fim", "0.5"], "--fim is of text, and --chat is of conversations"),
+        (["--documents"], "--documents is of text, and --chat is of conversations"),
+        (["--column", "x"], "--column says nothing without --data"),
+    ):
+        assert bitnet_cli.main(["train", "--chat", str(tmp_path / "talks.jsonl"), *option]) == 1
+        assert message in capsys.readouterr().err
+
+
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dataset.DataError, match=r"is no \.jsonl file"):
         list(conversations.read([tmp_path / "a.txt"]))

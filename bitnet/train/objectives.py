@@ -98,8 +98,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),
         (bool(settings.mixture) and (objective != "next" or sees), "--mixture is of text, for the next token",
          "give --data"),
-        (settings.documents and (not plain or sees or bool(settings.chat)), "--documents is of text, for the next "
-         "token of a causal model", "leave it out"),
+        (settings.documents and (not plain or sees), "--documents is of text, for the next token of a causal model",
+         "leave it out"),
         (settings.draft and (not plain or sees), "--draft is for causal models of the next token, of text alone",
          "leave it out"),
         (settings.distilled > 0 and objective != "next" and not compared,
@@ -107,8 +107,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (settings.distill_relations > 0 and compared, "--distill-relations is of decoders", "leave it out"),
         (settings.distill_features > 0 and not sees, "--distill-features is of images, and the model sees none",
          "leave it out"),
-        (settings.fim > 0 and (not plain or sees or bool(settings.chat)), "--fim is of text, for the next token of a "
-         "causal model", "leave it out"),
+        (settings.fim > 0 and (not plain or sees), "--fim is of text, for the next token of a causal model",
+         "leave it out"),
     ]  # fmt: skip
     shape = "" if settings.source or settings.preset in PRESET_SETTINGS else (
         f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "

@@ -161,8 +161,18 @@ def _stack_of(tower: Start, settings: Settings) -> dict[str, Any]:
     return tower.sight.to_dict() | {"name": VISION}
 
 
+NEEDS = {
+    "beta": "preference", "distill_temperature": "distill", "distill_layer": "distill_relations", "column": "data",
+}  # fmt: skip
+"""Options that say nothing without another."""
+
+
 def _checked(settings: Settings) -> Settings:
-    """The settings of a new run. Raises ValueError: its learning rate would fall before it has risen."""
+    """The settings of a new run. Raises ValueError: its learning rate would fall before it has risen, or one of them
+    would be passed over."""
+    for name, other in NEEDS.items():
+        if getattr(settings, name) != getattr(Settings(), name) and not getattr(settings, other):
+            raise ValueError(f"{flag_of(name)} says nothing without {flag_of(other)}; add that, or leave it out")
     shares = [length for length in (settings.warmup, settings.warmdown) if length <= 1]
     if settings.schedule == "constant" and sum(shares) > 1:
         raise ValueError(
