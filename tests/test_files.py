@@ -254,3 +254,11 @@ def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
     config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')
     with pytest.raises(ValueError, match=r"""data is 'a', expected list, such as \["a"\]"""):
         resolve.resolve(resolve.Given(options={}, config=str(config)))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst"])
+def test_a_compressed_file_of_no_bytes_is_cut_off(name: str, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("text", "utf-8")
+    (tmp_path / name).touch()
+    with pytest.raises(corpus.DataError, match=f"{name} is damaged or cut off: it has 0 bytes"):
+        list(corpus.Documents([str(tmp_path)]))

@@ -103,6 +103,8 @@ def _instead(record: Any, column: str) -> str:
 def opened(file: Path) -> Iterator[IO[bytes]]:
     """What a file holds, uncompressed. Raises DataError where that is damaged or cut off."""
     with file.open("rb") as raw:
+        if file.suffix.lower() in COMPRESSED and not raw.peek(1):  # which gzip would take for an empty text
+            raise DataError(f"{file} is damaged or cut off: it has 0 bytes")
         try:
             yield _uncompressed(raw, file.suffix.lower())
         except (EOFError, zlib.error, OSError) as error:
