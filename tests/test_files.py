@@ -262,3 +262,12 @@ def test_a_compressed_file_of_no_bytes_is_cut_off(name: str, tmp_path: Path) -> 
     (tmp_path / name).touch()
     with pytest.raises(corpus.DataError, match=f"{name} is damaged or cut off: it has 0 bytes"):
         list(corpus.Documents([str(tmp_path)]))
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for name in (tmp_path / "pipe.txt", "/dev/null"):
+        with pytest.raises(
+            corpus.DataError, match="is a pipe or a device, expected a file: text is read several times"
+        ):
+            corpus.Documents([str(name)])

@@ -51,6 +51,10 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
         matches = [path] if named else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
         if not matches:
             raise DataError(f"no file, folder or glob matches {source!r}")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DataError(
+                f"{source!r} is a pipe or a device, expected a file: text is read several times; write it to one"
+            )
         known = [path] if path.is_file() else []
         for match in matches if not known else ():
             found, rest = _walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
