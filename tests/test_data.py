@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -330,6 +331,17 @@ def test_the_column_of_a_dataset(parquet: Path, tmp_path: Path) -> None:
     write(tmp_path, {"other/train.jsonl": '{"words": "a", "n": 1}'})
     with pytest.raises(corpus.DataError, match="has the columns words, n, expected one named text"):
         corpus.Documents([f"hf:{tmp_path}/other"])
+
+
+def test_a_stream_that_breaks_off_is_named(parquet: Path, tmp_path: Path) -> None:
+    lines = "".join(f'{{"text": "line {i}"}}\n' for i in range(50_000))
+    write(tmp_path, {"lines/a.jsonl": lines + '{"text": broken\n', "cut/a.jsonl.gz": ""})
+    packed = gzip.compress(lines.encode())
+    (tmp_path / "cut" / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    for name, where in (("lines", " after row [0-9,]+"), ("cut", "")):
+        source = f"hf-stream:{tmp_path / name}"
+        with pytest.raises(corpus.DataError, match=f"'{source}' cannot be read{where}: "):
+            list(corpus.Documents([source]))
 
 
 def test_split_leaks_nothing_and_does_not_depend_on_order() -> None:

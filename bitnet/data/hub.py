@@ -9,7 +9,7 @@ is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,34 @@ def rows_of(source: str, column: str) -> Iterable[Any]:
             rows = _saved(datasets.load_from_disk(name), source, part)
         else:
             rows = datasets.load_dataset(name, *config, split=part, streaming=kind == STREAMED)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, OSError, EOFError, datasets.exceptions.DatasetsError) as error:
         why = f": {error.__cause__}" if error.__cause__ else ""  # the library names the file there
         raise DataError(f"{source!r} cannot be read: {error}{why}") from None
-    columns = rows.column_names or list(next(iter(rows), {}))  # a stream may not know them
+    columns = rows.column_names or list(next(iter(_Named(source, rows)), {}))  # a stream may not know them
     if column not in columns:
         raise DataError(
             f"{source!r} has the columns {', '.join(columns)}, expected one named {column}; name another with --column"
         )
-    return rows.select_columns(column)  # type: ignore[no-any-return]
+    return _Named(source, rows.select_columns(column))
+
+
+class _Named:
+    """Rows whose errors say where they come from: a stream is read, and may fail, while one goes through it."""
+
+    def __init__(self, source: str, rows: Iterable[Any]) -> None:
+        self._source, self._rows = source, rows
+
+    def __iter__(self) -> Iterator[Any]:
+        rows, number = iter(self._rows), 0
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except Exception as error:  # of the network, a decompressor, a format: each library has its own
+                raise DataError(f"{self._source!r} cannot be read after row {number:,}: {error}") from error
+            number += 1
+            yield row
 
 
 def _saved(found: Any, source: str, part: str) -> Any:
