@@ -107,8 +107,9 @@ def test_char_keeps_the_commonest() -> None:
 
 
 def test_tokenizers_refuse(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected bpe, llama-bpe, byte, char or a tokenizer"):
-        tokenizer.build("word", TEXTS, 300)
+    for kind, found in (("word", "is no file"), (str(tmp_path), "is a folder")):
+        with pytest.raises(ValueError, match=f"{found}, expected bpe, llama-bpe, byte, char or a tokenizer"):
+            tokenizer.build(kind, TEXTS, 300)
     with pytest.raises(ValueError, match="vocab_size is 256, expected at least 257"):
         tokenizer.build("bpe", TEXTS, 256)
     (tmp_path / "t.json").write_text("{}")

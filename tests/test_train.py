@@ -236,7 +236,11 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
         (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
-        (["--tokenizer", "words"], 1, "tokenizer is 'words', expected bpe, llama-bpe, byte, char or a tokenizer.json"),
+        (
+            ["--tokenizer", "words"],
+            1,
+            "tokenizer is 'words', which is no file, expected bpe, llama-bpe, byte, char or a tokenizer.json",
+        ),
         (["--batch", "100000"], 1, "one batch of 100000 × 32 needs"),
         (["--config", "none.toml"], 1, "No such file or directory: none.toml"),
     ],
@@ -255,7 +259,7 @@ def test_refusals(
     ("argv", "message"),
     [
         (["--context", "33"], "--context is 33, the model has at most 32; lower it, or add --set max_context=33"),
-        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', expected bpe, "),
+        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', which is no file, expected bpe, "),
         (["--report-to", "tensorboard"], "needs tensorboard"),
         (["--report-to", "wandb"], "needs wandb"),
     ],

@@ -41,7 +41,8 @@ LLAMA_PIECES = (
 def check_kind(kind: str) -> None:
     """Raises ValueError: there is no such kind of tokenizer."""
     if kind not in KINDS:
-        raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
+        found = "is a folder" if Path(kind).is_dir() else "is no file"
+        raise ValueError(f"tokenizer is {kind!r}, which {found}, expected {', '.join(KINDS)} or a tokenizer.json")
 
 
 def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Tokenizer:
