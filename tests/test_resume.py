@@ -181,6 +181,16 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert corpus.absolute(path) == expected
 
 
+def test_a_folder_that_is_called_as_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "char").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings = resolved({"tokenizer": "char"}, "", tmp_path)
+    assert settings.tokenizer == "char"
+    saved = {"step": 0, "tokens": 0, "seconds": 0.0, "parameters": 1}
+    saved |= {"settings": settings.to_dict(), "model": PRESETS["tiny"].to_dict()}
+    assert resolved({"tokenizer": "char"}, "", tmp_path, saved=saved).tokenizer == "char"
+
+
 def test_checkpoints_by_time(sentences: str, tmp_path: Path) -> None:
     argv = [*TINY[:-2], "--save-every", "1000", "--save-minutes", "1e-6", "--steps", "3", "--keep", "9"]
     assert bitnet("train", *argv, "--data", sentences, "--out", tmp_path / "run") == 0

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
+from bitnet.data import tokenizer
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
@@ -195,7 +196,7 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in PATHS:
         value = train.get(name)
         if isinstance(value, str):
-            train[name] = absolute(value)
+            train[name] = _kept(name, value)
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
     if isinstance(asked := train.get("tasks"), str):
@@ -214,6 +215,11 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{given.config}: {error}") from None
     return train, _nested(flat | _known(dict(_assignment(text) for text in given.model)))
+
+
+def _kept(name: str, path: str) -> str:
+    """An absolute path. A kind of tokenizer is none, though a folder here may be called so, too."""
+    return path if name == "tokenizer" and path in tokenizer.KINDS else absolute(path)
 
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
     before, elsewhere = saved["settings"], "start another run with --out to change it"
     for name in KEPT:
         old = before.get(name, "")
-        if name in train and train[name] != (old := absolute(old) if name in PATHS else old):
+        if name in train and train[name] != (old := _kept(name, old) if name in PATHS else old):
             raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
     for name in SOURCES:
         if train.get(name) and not before.get(name):
