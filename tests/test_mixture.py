@@ -216,6 +216,18 @@ def test_a_run_that_was_killed_ends_in_the_same_bits(step: int, folder: Path, wh
     assert losses(tmp_path / "run") == losses(whole)
 
 
+def test_the_order_of_the_sources_may_change(folder: Path, whole: Path, tmp_path: Path) -> None:
+    """It decides between sources that are equally due, so a run keeps its own."""
+    shutil.copytree(folder, tmp_path / "x")
+    file, run = tmp_path / "x" / "mix.toml", tmp_path / "run"
+    killed_before(6, "train", *TINY, "--save-every", "5", "--mixture", file, "--out", run)
+    animals, numbers = '[sources.animals]\ndata = ["animals"]\n', FILE[FILE.index("[sources.n") : FILE.index("[[")]
+    assert animals + numbers in FILE
+    file.write_text(FILE.replace(animals + numbers, numbers + animals))
+    assert bitnet("train", "--resume", "--out", run) == 0
+    assert bits(run / "step-000020") == bits(whole / "step-000020")
+
+
 def test_evaluation_and_export_find_what_was_held_out(
     whole: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

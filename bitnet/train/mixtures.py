@@ -86,7 +86,7 @@ def _mixture(settings: Settings, before: dict[str, Any]) -> Mixture:
     found = Mixture.read(file)
     if kept and found.sources != kept.sources:
         raise TrainingError(f"{file} has other sources than the run, which keeps them; start another run with --out")
-    return found
+    return Mixture(kept.sources, found.stages) if kept else found  # in their order, by which sequences are dealt out
 
 
 def _recorded(settings: Settings, before: dict[str, Any], name: str, side: str) -> Tokens | None:
