@@ -134,6 +134,7 @@ def test_how_often_a_source_is_seen() -> None:
         ("[sources.animals]", "[sources.animals", "is not TOML"),
         ('data = ["animals"]', "", r"sources\.animals has no data"),
         ('data = ["animals"]', "data = []", r"data of sources\.animals is \[\]"),
+        ('["animals"]', '[""]', r"data of sources\.animals is \[''\], expected a list of files, folders or globs"),
         ('column = "content"', "columns = 3", "has columns = 3, expected column, data"),
         ("until = 0.6\n", "", "stage 1 has no until"),
         ("until = 0.6", "until = 1.5", r"until is 1\.5, 1, expected rising shares"),

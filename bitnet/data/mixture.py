@@ -82,7 +82,7 @@ class Mixture:
         for name, said in found["sources"].items():
             what = f"sources.{name}"
             _check_names(said, what, {"data": list}, {"column": str})
-            if not said["data"] or not all(isinstance(each, str) for each in said["data"]):
+            if not said["data"] or not all(isinstance(each, str) and each for each in said["data"]):
                 raise DataError(f"data of {what} is {said['data']!r:.80}, expected a list of files, folders or globs")
             data = [corpus.absolute(each, folder) if folder else each for each in said["data"]]
             sources[name] = Source(data, said.get("column", files.COLUMN))
