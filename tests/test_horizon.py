@@ -145,6 +145,30 @@ def test_a_run_that_gets_longer_before_its_rate_falls_keeps_its_course(
     assert [r["lr"] / found[1]["lr"] for r in steps(tmp_path / "short")[9:]] == pytest.approx([1, 0.75, 0.25])
 
 
+@pytest.mark.parametrize("argv", [["--batch", "8"], ["--accumulate", "2"], ["--batch-tokens", 2 * EACH]])
+def test_larger_steps_make_a_run_longer(
+    argv: list[str], finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rate does not jump up: the run goes on from before it fell."""
+    run = tmp_path / "run"
+    killed_before(19, "train", *TINY, "--save-every", "18", "--data", sentences, "--out", run)
+    assert bitnet("train", "--resume", "--out", run, *argv) == 0
+    assert "step-000018 and what else came after step-000014 is set aside" in capsys.readouterr().err
+    found = steps(run)
+    rates = [r["lr"] / found[13]["lr"] for r in found[14:]]
+    assert [r["tokens"] for r in found[13:16]] == [14 * EACH, 16 * EACH, 18 * EACH]
+    assert rates == pytest.approx([min(1.0, (26 - 14 - 2 * i - 1) / (0.3 * 26)) for i in range(6)])
+
+
+def test_smaller_steps_make_a_run_shorter(sentences: str, tmp_path: Path) -> None:
+    """Its rate begins to fall where it is, as that of one with fewer steps."""
+    run = tmp_path / "run"
+    killed_before(11, "train", *TINY, "--data", sentences, "--out", run)
+    assert bitnet("train", "--resume", "--out", run, "--batch", "1") == 0
+    found = steps(run)
+    assert [r["lr"] / found[1]["lr"] for r in found[9:]] == pytest.approx([1, *((19 - 2 * i) / 20 for i in range(10))])
+
+
 def test_options_given_on_the_way_stay(
     finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,13 +72,11 @@ BEGINNING: dict[str, Any] = {
 """What the state of a run says of its course."""
 
 
-def begin(
-    settings: Settings, state: dict[str, Any], each: int, before: Mapping[str, Any] | None
-) -> tuple[Horizon, str]:
-    """The horizon of a run, noted in `state`, and what to say of it. before: the settings with which it came here."""
+def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[str, Any]) -> tuple[Horizon, str]:
+    """The horizon of a run, noted in `state`, and what to say of it. before: the state with which it came here."""
     line = ""
     found = Horizon.of(settings, state, each, state["parameters"])
-    if before and Settings.from_dict(dict(before)).budget != settings.budget:
+    if before and _end(settings, before) != _end(Settings.from_dict(before["settings"]), before):
         state["resumed"] = {"tokens": state["tokens"], "seconds": state["seconds"], "fall": state["fall"]}
         if state["fall"] == 1:
             state["stable"] = None
@@ -104,10 +102,21 @@ def begin(
 
 def longer(settings: Settings, state: Mapping[str, Any]) -> bool:
     """Whether a run that is gone on with from this state would be longer than it was to be."""
-    return _steps(settings, state) > _steps(Settings.from_dict(state["settings"]), state)
+    return _tokens(settings, state) > _tokens(Settings.from_dict(state["settings"]), state)
 
 
-def _steps(settings: Settings, state: Mapping[str, Any]) -> float:
+def _end(settings: Settings, state: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What says where the run ends: of steps also how large they are."""
+    return *settings.budget, _of_step(settings, state) if settings.budget[0] == "steps" else 0
+
+
+def _of_step(settings: Settings, state: Mapping[str, Any]) -> int:
+    """Tokens of a step, or what their number goes with."""
+    context = settings.context or state["model"]["max_context"]
+    return settings.batch_tokens or settings.batch * settings.accumulate * context
+
+
+def _tokens(settings: Settings, state: Mapping[str, Any]) -> float:
     """Of a run, as long as the ones behind it."""
     name, wanted = settings.budget
     done = {
@@ -116,4 +125,7 @@ def _steps(settings: Settings, state: Mapping[str, Any]) -> float:
         "tokens": state["tokens"],
         "tokens_per_parameter": state["tokens"] / state["parameters"],
     }[name]
-    return float(wanted / done * state["step"]) if done else math.inf
+    if not done:
+        return math.inf
+    times = _of_step(settings, state) / _of_step(Settings.from_dict(state["settings"]), state) if name == "steps" else 1
+    return float(state["tokens"] * (1 + times * (wanted / done - 1)))

@@ -101,7 +101,7 @@ def prepare(
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again when its run goes on
-    end, line = horizon.begin(settings, state, sequences * each, before.get("settings"))
+    end, line = horizon.begin(settings, state, sequences * each, before)
     if newest is None:  # one that goes on keeps its options, and may be near its end
         profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
