@@ -79,6 +79,19 @@ def test_a_run_that_patience_ended_stays_ended(
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
+def test_a_branch_of_a_run_that_is_finished_says_so(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = ("--eval-every", "2", "--patience", "1", "--lr", "1", "--quantize-warmup", "0", "--eval-tokens", "64")
+    for name, argv, said in (("steps", (), "more with --steps"), ("patience", worse, "a larger --patience")):
+        run = tmp_path / name
+        assert bitnet("train", *TINY, *argv, "--data", sentences, "--out", run) == 0
+        capsys.readouterr()
+        longer = ("--steps", "40") if argv else ()
+        assert bitnet("train", "--from", run, "--out", tmp_path / f"{name}-branch", *longer) == 0
+        assert f"steps; give {said} to go on" in capsys.readouterr().err
+
+
 def test_where_the_rate_fell_is_looked_for_again_when_the_end_moves(
     sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

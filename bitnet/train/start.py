@@ -121,11 +121,7 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
             if parallel.is_first():
                 saving.set_aside(folder, newest.folder, "fallen")
             run.save()  # the newest from here on, with the options given
-        elif validation.over(run):
-            say(f"the run is finished, after {run.state['step']:,} steps; give a larger --patience to go on")
-        elif run.progress >= 1:
-            more = flag_of(run.settings.budget[0])
-            say(f"the run is finished, after {run.state['step']:,} steps; give more with {more} to go on")
+        _say_if_finished(run)
         return loop.carry_out(run, ask)
 
 
@@ -144,7 +140,16 @@ def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Out
         run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         run.save()
         claim.begun = True
+        _say_if_finished(run)
         return loop.carry_out(run, ask)
+
+
+def _say_if_finished(run: Run) -> None:
+    if validation.over(run):
+        say(f"the run is finished, after {run.state['step']:,} steps; give a larger --patience to go on")
+    elif run.progress >= 1:
+        more = flag_of(run.settings.budget[0])
+        say(f"the run is finished, after {run.state['step']:,} steps; give more with {more} to go on")
 
 
 def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: dict[str, Any]) -> Run:
