@@ -235,3 +235,20 @@ def test_a_longer_branch_leaves_the_finished_run(
     assert "none does not exist" in capsys.readouterr().err and not (tmp_path / "new").exists()
     assert bitnet("train", "--from", finished, "--out", tmp_path / "new", "--optimizer", "adamw") == 1
     assert "holds the moments of muon" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_what_a_branch_copies_is_whole_under_its_name(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever ends it: a run that begins in the folder takes the token ids that are there."""
+    there: list[list[Path]] = []
+
+    def cut_off(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:99])
+        there.append([*target.parent.glob("*.bin"), *target.parent.glob("*.jsonl")])
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(shutil, "copy", cut_off)
+    assert bitnet("train", "--from", finished, "--out", tmp_path / "branch") == 1
+    assert "No space left on device" in capsys.readouterr().err and there == [[]]
+    assert not (tmp_path / "branch").exists()

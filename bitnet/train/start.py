@@ -209,7 +209,10 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
 
 
 def _take(source: Path, folder: Path) -> None:
-    """The token ids and pictures of a run, and its log, for another one."""
+    """The token ids and pictures of a run, and its log, for another one. Under its name each is whole, even if this is
+    killed: a run that begins here with the same text takes what is there."""
     for file in source.iterdir():
         if re.fullmatch(rf"{DATA}|log\.jsonl", file.name):
-            shutil.copy(file, folder / file.name)
+            partial = (folder / file.name).with_suffix(".partial")
+            shutil.copy(file, partial)
+            partial.rename(folder / file.name)
