@@ -373,6 +373,10 @@ def test_sides_are_read_anew_and_notice_a_change() -> None:
     texts.append("one more")
     with pytest.raises(corpus.DataError, match="the data was changed while it was read"):
         list(train)
+    texts[texts.index(next(iter(corpus.split(texts, 0.1)[0])))] += " that grew"  # no more of them, and another one
+    texts.pop()
+    with pytest.raises(corpus.DataError, match="the data was changed while it was read"):
+        list(train)
 
 
 def test_no_text_stays_in_memory(tmp_path: Path) -> None:

@@ -172,12 +172,13 @@ class Texts:
     cut_digest: bytes = b""  # of all of that document
 
     def __iter__(self) -> Iterator[str]:
-        at, part = self.cut
+        (at, part), digests = self.cut, iter(self.digests)
         for i, (text, chosen) in enumerate(itertools.zip_longest(self.source, self.chosen)):
-            if text is None or chosen is None:
+            mine = text if i != at or text is None else text[part]
+            if mine is None or chosen is None or (chosen and hashlib.sha256(mine.encode()).digest() != next(digests)):
                 raise DataError("the data was changed while it was read; start again")
             if chosen:
-                yield text[part] if i == at else text
+                yield mine
 
 
 def split(
