@@ -133,6 +133,18 @@ def test_the_module_is_hardened() -> None:
         assert "__vsnprintf_chk" in symbols or "GLIBC" not in symbols
 
 
+def test_the_module_calls_its_own_functions(tmp_path: Path) -> None:
+    """Whatever the program has that loads it: the same functions of another version, say."""
+    if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ:  # make sanitize
+        pytest.skip("no LD_PRELOAD")
+    other = tmp_path / "other.so"
+    source = 'const char *bn_version(void) { return "another"; }'
+    run(CC, "-shared", "-fPIC", "-x", "c", "-", "-o", other, stdin=source)
+    program = "from bitnet_runtime._native import ffi, lib; print(ffi.string(lib.bn_version()).decode())"
+    said = run("env", f"LD_PRELOAD={other}", sys.executable, "-c", program)
+    assert said.strip() == importlib.metadata.version("bitnet-edge")
+
+
 @pytest.mark.parametrize("flag", ["-Ofast", "-ffast-math", "-ffinite-math-only", "-mfpmath=387"])
 def test_flags_that_change_results_are_refused(flag: str) -> None:
     if flag == "-mfpmath=387" and os.uname().machine != "x86_64":
