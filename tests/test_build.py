@@ -103,6 +103,13 @@ def test_headers_inside_compile_alone(folder: str, compiler: str, flags: list[st
         run(compiler, *strict, *INCLUDES, "-x", "c", "-", stdin=twice)
 
 
+def test_no_source_warns_where_a_project_asks_for_iso_c() -> None:
+    """Options of the project whose folder this is are those of its sources, too; -Werror often is among them."""
+    x86 = ["-mavx2", "-mf16c", "-mfma", "-mpclmul", *(f"-mavx512{part}" for part in X86_PARTS)]
+    flags = x86 if os.uname().machine == "x86_64" else ["-march=armv8.2-a+dotprod+i8mm"]
+    run(CC, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", *flags, *INCLUDES, *SOURCES)
+
+
 TEMPLATES = sorted(RUNTIME.glob("src/**/*_template.h"))
 
 

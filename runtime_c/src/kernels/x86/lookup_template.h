@@ -121,7 +121,7 @@ INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
 
 /* total += the products of a row's codes in some tiles, as stored; word: [tile][half][field]. */
 INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TILES], size_t at,
-                           const bytes word[PRODUCT_TILES][2][4]) {
+                           bytes word[PRODUCT_TILES][2][4]) {
     sums sum[2] = {total[0], total[1]};
     UNROLL
     for (int i = 0; i < PRODUCT_TILES; i++) {
@@ -135,7 +135,7 @@ INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TIL
 /* A pass over the rows: what the tables of tile `pass` of a step say goes to sum; of the rows that
  * are multiplied it is the turn of PASS_ROWS, with all tiles of the step, to product. */
 static void lookup_rows(shorts *sum, sums *product, const uint8_t *const tile[PRODUCT_TILES],
-                        int pass, const bytes words[PRODUCT_TILES][2][4], const bn_matmul *m,
+                        int pass, bytes words[PRODUCT_TILES][2][4], const bn_matmul *m,
                         const uint8_t *table) {
     enum { S = INDEX_SHIFT, AHEAD = 2 * BN_TILE_BYTES };
     bytes word[PRODUCT_TILES][2][4]; /* in registers: no store can change them */
