@@ -43,6 +43,24 @@ def test_a_run_that_ends_before_it_is_ternary_says_so(
     assert "before its weights" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--warmup", "4e3"], "rises for 4,000 tokens and falls for 768, and the run has 2,560; lower --warmup or"),
+        (["--warmdown", "2.4e3", "--warmup", "0.2"], "rises for 512 tokens and falls for 2,400, and the run has 2,560"),
+        (["--warmup", "1e3", "--warmdown", "1e3"], ""),
+        (["--warmup", "2e3", "--schedule", "cosine"], ""),
+        (["--warmup", "0.6", "--warmdown", "0.4"], ""),
+    ],
+)
+def test_a_rate_that_falls_before_it_has_risen(
+    argv: list[str], line: str, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed_before(0, "train", *TINY, *argv, "--data", sentences, "--out", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert (line in said) if line else "the learning rate does not reach" not in said
+
+
 @pytest.mark.parametrize("tokens", [20 * EACH, 19 * EACH + 1])
 def test_tokens_are_steps(
     tokens: int, finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -96,8 +96,23 @@ def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[
             f"the run ends before its weights are ternary: after {found.tokens:,} tokens λ is {amount:.2g}, with "
             f"--quantize-warmup {settings.quantize_warmup:,.0f} it is 1"
         )
+    if not before and (told := _never_risen(settings, found.tokens)):
+        line += "; " * bool(line) + told
     state["planned"] = state["planned"] or {"tokens": found.tokens, "seconds": found.seconds}
     return found, line
+
+
+def _never_risen(settings: Settings, tokens: int) -> str:
+    """What to say where a warm-up, or a fall, in tokens is too long for a run of so many; "" where none is. (Shares are
+    checked before. 0 tokens: seconds count.)"""
+    lengths = settings.warmup, settings.warmdown if settings.schedule == "constant" else 0.0
+    rise, fall = (length if length > 1 else length * tokens for length in lengths)
+    if max(lengths) <= 1 or not 0 < tokens < rise + fall:
+        return ""
+    return (
+        f"the learning rate does not reach {settings.lr:g}: it rises for {rise:,.0f} tokens and falls for {fall:,.0f}, "
+        f"and the run has {tokens:,}; lower --warmup or --warmdown"
+    )
 
 
 def longer(settings: Settings, state: Mapping[str, Any]) -> bool:
