@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, schedule
+from bitnet.train import checkpoint, saving, schedule
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.horizon import Horizon
 from bitnet.train.schedule import Place
@@ -215,6 +215,23 @@ def test_a_rate_that_has_to_rise_does_so_slowly_and_says_it(
     rates = [r["lr"] / 8e-3 for r in found]
     assert rates[19] < 0.01 and rates[20] < 0.1 and rates[20:27] == sorted(rates[20:27]) and max(rates[20:]) < 0.9
     assert [r["quantized"] for r in found[20:]] == [1.0] * 60
+
+
+def test_what_a_longer_run_sets_aside_comes_back_when_it_cannot_begin(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else an older checkpoint, and a worse one, would be what is exported."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write", full)
+        assert bitnet("train", "--resume", "--out", run, "--steps", "30") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert checkpoint.all_of(run)[-1].name == "step-000020" and not list(run.glob("*.fallen"))
 
 
 # ---- branches ----

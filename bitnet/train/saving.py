@@ -144,16 +144,19 @@ def recover(run: Path) -> None:
         shutil.rmtree(left)
 
 
-def set_aside(run: Path, newest: Path, why: str = "damaged") -> None:
-    """Rename what is newer than a checkpoint to step-*.damaged, so that it is never counted as one to keep.
+def set_aside(run: Path, newest: Path, why: str = "damaged") -> dict[Path, Path]:
+    """Rename what is newer than a checkpoint to step-*.damaged, so that it is never counted as one to keep. Returns the
+    new names by the old ones.
 
     What was renamed before stays.
     """
+    renamed = {}
     for later in all_of(run)[all_of(run).index(newest) + 1 :]:
         taken, n = {path.name for path in run.iterdir()}, 1
         while (name := f"{later.name}.{why}{n if n > 1 else ''}") in taken:
             n += 1
-        later.rename(run / name)
+        renamed[later] = later.rename(run / name)
+    return renamed
 
 
 def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:

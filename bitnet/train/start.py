@@ -118,9 +118,13 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
         claim.begun = True
         if last.folder.name != newest.folder.name:
             say(f"{last.folder.name} and what else came after {newest.folder.name} is set aside, as step-*.fallen")
-            if parallel.is_first():
-                saving.set_aside(folder, newest.folder, "fallen")
-            run.save()  # the newest from here on, with the options given
+            fallen = saving.set_aside(folder, newest.folder, "fallen") if parallel.is_first() else {}
+            try:
+                run.save()  # the newest from here on, with the options given
+            except BaseException:  # a full disk, perhaps
+                for before, after in fallen.items():
+                    after.rename(before)
+                raise
         _say_if_finished(run)
         return loop.carry_out(run, ask)
 
