@@ -158,7 +158,8 @@ def _run(argv: Sequence[str] | None) -> int:
         extra = EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
         return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
     except OSError as error:
-        return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
+        names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name)  # of a copy both
+        return _fail(f"{error.strerror}: {names}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
             raise  # a mistake of ours: its traceback is wanted

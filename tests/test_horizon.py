@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -281,9 +282,10 @@ def test_what_a_branch_copies_is_whole_under_its_name(
     def cut_off(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes()[:99])
         there.append([*target.parent.glob("*.bin"), *target.parent.glob("*.jsonl")])
-        raise OSError(28, "No space left on device", str(target))
+        raise OSError(28, "No space left on device", str(source), None, str(target))  # as shutil does
 
     monkeypatch.setattr(shutil, "copy", cut_off)
     assert bitnet("train", "--from", finished, "--out", tmp_path / "branch") == 1
-    assert "No space left on device" in capsys.readouterr().err and there == [[]]
+    assert re.search(rf"No space left on device: {finished}/\S+ -> {tmp_path}/branch/", capsys.readouterr().err)
+    assert there == [[]]
     assert not (tmp_path / "branch").exists()
