@@ -271,3 +271,21 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
             corpus.DataError, match="is a pipe or a device, expected a file: text is read several times"
         ):
             corpus.Documents([str(name)])
+
+
+def test_globs_end_where_links_lead_in_circles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = {"a.txt": "a", "in/b.txt": "b", "in/[c]/d/c.txt": "c", "in/.hidden/e.txt": "e"}
+    for name, text in write.items():
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_text(text, "utf-8")
+    for name in ("again", "in/around", "in/over"):
+        (tmp_path / "x" / name).symlink_to(tmp_path / "x")
+    monkeypatch.chdir(tmp_path)
+    for pattern, found in (
+        ("x/**/*.txt", "abc"), ("**/*.txt", "abc"), ("x/**", "abc"), ("x/**/in/**/*.txt", "abc"), ("x/in/*.txt", "b"),
+        (f"{tmp_path}/x/**/b.*", "b"), ("x/**/none", ""),
+    ):  # fmt: skip
+        assert corpus.absolute(pattern) == (str(tmp_path / pattern) if found else pattern)
+        if found:
+            texts = [file.read_text("utf-8") for file in corpus.files_of([pattern])]
+            assert "".join(sorted(texts)) == found

@@ -11,7 +11,6 @@ stays there is about 100 bytes a document.
 from __future__ import annotations
 
 import codecs
-import glob
 import hashlib
 import itertools
 import os
@@ -48,7 +47,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
     for source in sources:
         path = Path(source)
         named = path.exists() or path.is_symlink()
-        matches = [path] if named else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
+        matches = [path] if named else [Path(match) for match in files.matches(source)]
         if not matches:
             raise DataError(f"no file, folder or glob matches {source!r}")
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -84,7 +83,7 @@ def absolute(path: str, folder: Path | None = None) -> str:
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
     elsewhere = folder is not None and not kind
-    if name and (elsewhere or os.path.exists(whole) or (not kind and next(glob.iglob(whole, recursive=True), None))):
+    if name and (elsewhere or os.path.exists(whole) or (not kind and files.matches(whole))):
         name = os.path.abspath(whole)
     return kind + ":".join([name, *more])
 
