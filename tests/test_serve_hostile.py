@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bitnet_runtime import __version__
 from bitnet_serve import application, chat, completions, embeddings, fields, messages, responses
 from bitnet_serve.application import Options
 from bitnet_serve.server import Serving
@@ -240,7 +241,10 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
     key = {"authorization": "Bearer geheim"}
     origin = "https://good.example"
     with served(small_model(tmp_path), api_keys=["andere", "geheim"], cors_origins=[origin]) as serving:
-        assert request(serving, "GET", "/health")[0] == request(serving, "GET", "/")[0] == 200
+        for path in ("/health", "/v1/health", "/"):
+            assert request(serving, "GET", path)[0] == 200
+        assert request(serving, "GET", "/version")[0] == 401
+        assert request(serving, "GET", "/version", headers=key)[2] == {"version": __version__}
         for wrong in ({}, {"authorization": "Bearer x"}, {"authorization": "geheim"}, {"x-api-key": "é" * 5000}):
             status, headers, answer = request(serving, "GET", "/v1/models", headers=wrong)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
 from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, openapi, responses
@@ -85,6 +86,8 @@ class Api:
         routes = [
             Route("/", self.page),
             Route("/health", self.health),
+            Route("/v1/health", self.health),
+            Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
             Route("/v1/models", self.models),
@@ -110,6 +113,9 @@ class Api:
         if self.draining:
             raise shutting_down()
         return JSONResponse({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics.page(self._shelf), media_type=metrics.KIND)

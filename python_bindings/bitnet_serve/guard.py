@@ -14,7 +14,7 @@ from bitnet_serve.answers import send_all
 from bitnet_serve.errors import ApiError
 
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
-OPEN = frozenset({"/", "/health"})  # without a key: a page that says nothing, and whether the server lives
+OPEN = frozenset({"/", "/health", "/v1/health"})  # without a key: an empty page, and whether the server lives
 
 
 class Guard:

@@ -29,7 +29,8 @@ COMMON: dict[str, Any] = {
 """Fields that several paths have; those of no table may be anything."""
 
 GET = {
-    "/health": "whether it runs", "/metrics": "counters for Prometheus", "/v1/models": "the models",
+    "/health": "whether it runs", "/v1/health": "the same", "/version": "of bitnet-edge", "/v1/models": "the models",
+    "/metrics": "counters for Prometheus",
     "/v1/models/{model}": "one model", "/tokenizer_info": "special tokens and chat template",
 }  # fmt: skip
 
