@@ -263,6 +263,23 @@ def test_embeddings(client: OpenAI, model: Model, pooling: str) -> None:
     assert (np.array(by_default.data[0].embedding, np.float32) == model.embed([1, 2, 3], pooling=pooling)[0]).all()
 
 
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_embeddings_may_be_shorter(serving: Serving, model: Model, form: str) -> None:
+    """As OpenAI's: the first numbers, of length 1 again."""
+    asked = {"model": "small-0-256", "input": ["a", "bcd"], "pooling": "mean", "dimensions": 5, "encoding_format": form}
+    status, answer = post(serving, "/v1/embeddings", asked)
+    assert status == 200
+    found = [each["embedding"] for each in answer["data"]]
+    if form == "base64":
+        found = [np.frombuffer(base64.b64decode(text), "<f4") for text in found]
+    first = model.embed(["a", "bcd"], pooling="mean")[:, :5].astype(np.float64)
+    np.testing.assert_allclose(found, first / np.linalg.norm(first, axis=1, keepdims=True), rtol=0, atol=1e-7)
+    for wrong in (0, 65, 1.5, True):
+        status, answer = post(serving, "/v1/embeddings", asked | {"dimensions": wrong})
+        assert (status, answer["error"]["param"]) == (400, "dimensions")
+        assert "dimensions is " in answer["error"]["message"]
+
+
 def test_tokens(serving: Serving) -> None:
     _, answer = post(serving, "/tokenize", {"prompt": "hé", "add_special_tokens": False})
     assert answer == {"tokens": [104, 195, 169], "count": 3, "max_model_len": 256}

@@ -101,7 +101,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         ("/v1/embeddings", {"input": "x" * 257, "pooling": "mean"}, "input", "context_length_exceeded"),
         ("/v1/embeddings", {"input": "x"}, "pooling", "invalid_value"),
         ("/v1/embeddings", {"input": [], "pooling": "mean"}, "input", "invalid_value"),
-        ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 3}, "dimensions", "invalid_value"),
+        ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 65}, "dimensions", "invalid_value"),
         ("/tokenize", {"prompt": 5}, "prompt", "invalid_type"),
         ("/detokenize", {"tokens": ["x"]}, "tokens", "invalid_value"),
     ],

@@ -117,11 +117,13 @@ class Pictures(Task):
 
 
 class Asked(NamedTuple):
-    """What is to become vectors: token ids of texts, or pixels of images; and whether they go out as base64."""
+    """What is to become vectors: token ids of texts, or pixels of images; whether they go out as base64, and how many
+    numbers of each."""
 
     texts: list[list[int]]
     pooling: str | None
     as_base64: bool
+    dimensions: int
     pixels: NDArray[np.float32] | None = None
 
 
@@ -133,14 +135,13 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
     if form not in ("float", "base64"):
         raise refuse(f"encoding_format is {shown(form)}, expected 'float' or 'base64'", "encoding_format")
     width = model.info.width
-    if (asked := body.get("dimensions", width)) != width:
-        raise refuse(f"dimensions is {shown(asked)}, expected {width}, or nothing", "dimensions")
+    dimensions = fields.whole(body, "dimensions", width, 1, width)
     images = _images(body.get("input"))
     if images:
         model.require_images()
         if len(images) > MOST_IMAGES:
             raise refuse(f"input has {len(images)} images, expected at most {MOST_IMAGES}", "input")
-        return Asked([], None, form == "base64", model.processor.batch(images))
+        return Asked([], None, form == "base64", dimensions, model.processor.batch(images))
     pooling = body.get("pooling", model.pooling)
     if pooling not in ("last", "mean", "first"):
         found = "not given, and the model names none" if pooling is None else shown(pooling)
@@ -158,7 +159,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
             texts.append(model.text_tokens(one, model.n_ctx))
         if not texts[-1]:
             raise refuse("input has a text without tokens; give at least one character", "input")
-    return Asked(texts, pooling, form == "base64")
+    return Asked(texts, pooling, form == "base64", dimensions)
 
 
 def _images(given: object) -> list[str]:
@@ -178,7 +179,7 @@ def _images(given: object) -> list[str]:
 
 
 async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any]:
-    texts, pooling, as_base64, pixels = asked
+    texts, pooling, as_base64, dimensions, pixels = asked
     mailbox = Mailbox()
     task = Embedding(served, texts, pooling, mailbox) if pixels is None else Pictures(served, pixels, mailbox)
     served.scheduler.submit([task], client)
@@ -196,8 +197,18 @@ async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any
     tokens = sum(map(len, texts))
     vectors = [
         base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
-        for vector in task.vectors
+        for vector in (_first(vector, dimensions) for vector in task.vectors)
     ]
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+
+def _first(vector: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    """The first n of its numbers, of length 1 again."""
+    import numpy as np
+
+    if n == len(vector):
+        return vector
+    exact = vector[:n].astype(np.float64)
+    return (exact / (np.linalg.norm(exact) or 1)).astype(np.float32)

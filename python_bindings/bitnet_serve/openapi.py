@@ -42,7 +42,10 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "input_prefix": TEXT, "input_suffix": TEXT, "response_fields": {"type": "array"},
         "input_extra": {"type": "array", "items": EXTRA, "maxItems": infill.MOST_EXTRA},
     }  # fmt: skip
-    vectors = {"encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]}}
+    vectors = {
+        "encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]},
+        "dimensions": {"type": "integer", "minimum": 1},
+    }  # fmt: skip
     return {
         "/v1/chat/completions": (
             chat.KNOWN, ["messages"],
