@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import random
 import time
@@ -20,7 +21,7 @@ from bitnet_runtime import Model
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.steps import Entry, step_batch
-from bitnet_serve import completions
+from bitnet_serve import completions, logprobs
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served
@@ -215,6 +216,24 @@ def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) ->
         last = scores["token_logprobs"][-1]
         assert last == max(scores["top_logprobs"][-1].values())  # greedy
         assert scores["text_offset"] == sorted(scores["text_offset"])
+
+
+def test_several_answers_score_their_prompt_once(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is told of it is the same as of each alone, a stream's too."""
+    fed = []
+    monkeypatch.setattr(
+        "bitnet_serve.generation.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more)
+    )
+    prompts = [[random.Random(seed).randrange(256) for _ in range(50)] for seed in range(2)]
+    asked = {"model": "small-0-256", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 3, "n": 3}
+    _, answer = post(serving, "/v1/completions", asked)
+    assert sum(fed) == 2 * 49 + 6  # of each prompt all but the first token, and one of each answer
+    chunks = events(serving, "/v1/completions", asked | {"stream": True})
+    for choice in answer["choices"]:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        told = [one["logprobs"]["token_logprobs"] for one in own if one["logprobs"]]
+        assert choice["logprobs"]["token_logprobs"] == [*itertools.chain(*told)]
+        assert len(choice["logprobs"]["token_logprobs"]) == 51
 
 
 def test_scores_of_prompts_have_an_end(serving: Serving) -> None:

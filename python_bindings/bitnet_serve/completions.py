@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitnet_runtime.errors import naming, shown
@@ -45,20 +45,23 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     options = fields.sampling(body, model, MAX_TOKENS)
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     receipt = fields.take(body, "receipt", bool, False)
-    asks, echoes = [], list[str]()
+    asks, echoes, scores = [], list[str](), echo and top is not None
     for place, prompt in enumerate(given):
         with naming(f"prompt {place}" if len(given) > 1 else ""):
             tokens = _tokens(model, prompt, body, options.max_tokens)
-        asks.append(Ask(tokens, options, None, top, echo and top is not None, receipt=receipt))
+        asks.append(Ask(tokens, options, None, top, scores, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
-    if echo and top is not None and (scored := n * (top + 1) * sum(len(ask.prompt) for ask in asks)) > MOST_SCORED:
+    if scores and top is not None and (scored := n * (top + 1) * sum(len(ask.prompt) for ask in asks)) > MOST_SCORED:
         raise refuse(
             f"echo and logprobs ask for {scored:,} log-probabilities of prompts, expected at most {MOST_SCORED:,}; "
             "ask for fewer choices, prompts or logprobs",
             "logprobs",
         )
     shape = Completion(served, with_usage if stream else None, echoes)
-    return Work(served, several(model, asks, n), shape, stream)
+    asks = several(model, asks, n)
+    if scores and not stream:  # one of n scores the prompt of all; in a stream none waits for another
+        asks = [replace(ask, score_prompt=place % n == 0) for place, ask in enumerate(asks)]
+    return Work(served, asks, shape, stream)
 
 
 def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
@@ -136,6 +139,9 @@ class Completion(Shape):
         yield error.body()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        scored = {id(choice.ask.prompt): choice.prompt_scored for choice in choices if choice.ask.score_prompt}
+        for choice in choices:
+            choice.prompt_scored = scored.get(id(choice.ask.prompt), choice.prompt_scored)
         answers = [
             {
                 "index": choice.index,
