@@ -20,6 +20,7 @@ from bitnet_runtime.worker import MEMORY, Worker, WorkerError
 MAX_BYTES = 256 * 1024  # of a template, as in the format
 MAX_MESSAGES = 16 << 20  # bytes of messages, as JSON
 BYTES = 16  # of memory for each byte of a request: four times what a character may take, as text and as parts of it
+OWN = frozenset({"messages", "tools", "add_generation_prompt"})  # variables of a template that are given as such
 MOST_TEXT = 1 << 19  # characters that a template may make, and 4 for each byte of the messages
 
 
@@ -42,18 +43,20 @@ class ChatTemplate:
         *,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of the prompt that asks for the next answer; or of the messages alone, to learn from.
 
-        tools: that the answer may call.
+        tools: that the answer may call. variables: more of the template's, such as enable_thinking.
         special_tokens: variables of the template such as eos_token, and the texts of these tokens.
         What the messages say stays plain text, even where it spells a special token, or would once the
         template joined or left out parts of it. A template that itself writes the first character of a
         special token and takes the rest from a message, as in "<|{{ role }}|>", makes that token.
         """
         text = self.render(
-            messages, special_tokens, tools=tools, add_generation_prompt=add_generation_prompt, change=tokenizer.shield
-        )
+            messages, special_tokens, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables,
+            change=tokenizer.shield,
+        )  # fmt: skip
         return tokenizer.encode(text, add_bos=False, shielded=True)
 
     def render(
@@ -63,9 +66,10 @@ class ChatTemplate:
         *,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
         change: Callable[[str], str] = str,
     ) -> str:
-        """The same as text. change: what is done to every text of a message or a tool before."""
+        """The same as text. change: what is done to every text of a message, a tool or a variable before."""
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
@@ -73,13 +77,17 @@ class ChatTemplate:
                 raise InvalidParameterError(
                     f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
+        if own := OWN & (variables or {}).keys():
+            raise InvalidParameterError(
+                f"a template's {min(own)} is no variable to give, expected others, such as enable_thinking", "variables"
+            )
         if "developer" not in self.source:  # OpenAI's newer name
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         history = re.search(r"\btool_calls\b", self.source) is not None
         try:
             told = self.dialect.messages([_as_templates_expect(message) for message in messages], tools, history)
             offered = [each.entry() for each in tools.functions] if tools and self.dialect.told else None
-            expected = {"tools": offered, "messages": told}
+            expected = {"tools": offered, "messages": told, "more": variables or {}}
             size = len(_json(_map_text(expected, str)))
             if size > MAX_MESSAGES:
                 raise ValueError(f"they have {size} bytes as JSON, expected at most {MAX_MESSAGES}")

@@ -66,27 +66,40 @@ class ModelText(ModelImages):
         (token,) = token_ids([token], "token", self.vocab_size)
         return self._tokenizer.token_bytes(token)
 
-    def apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] | Tools | None = None) -> list[int]:
-        """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token.
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of the prompt that `chat` uses, or without `add_generation_prompt` those of the messages alone.
 
-        The image token stands where vectors of images do.
+        What the messages say never becomes a special token. The image token stands where vectors of images do.
+        variables: more of the template's, such as {"enable_thinking": False}.
         """
         images = images_of(messages) if isinstance(messages, Sequence) else []
         seen = self._require_image_token() if images else None
         offered = tools if isinstance(tools, Tools) else Tools.of(tools)
         plain = self._plain(messages)
-        tokens = self._template.encode(plain, self._tokenizer, self.special_tokens, tools=offered)
+        tokens = self._template.encode(
+            plain, self._tokenizer, self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )  # fmt: skip
         return tokens if seen is None else placed(tokens, seen.image_token, len(images), seen.n_tokens)
 
     @contextlib.contextmanager
-    def counting_tools(self, messages: Sequence[Message], tools: Tools | None, prompt: Sequence[int]) -> Iterator[None]:
-        """Where `prompt`, which `apply_template` made of both, is too long: how many of its tokens the tools take."""
+    def counting_tools(
+        self, messages: Sequence[Message], tools: Tools | None, prompt: Sequence[int], **asked: Any
+    ) -> Iterator[None]:
+        """Where `prompt`, which `apply_template` made of all, is too long: how many of its tokens the tools take."""
         try:
             yield
         except ContextLengthError as error:
             if tools is None:
                 raise
-            told = f"{len(prompt) - len(self.apply_template(messages))} of them tell of the tools"
+            told = f"{len(prompt) - len(self.apply_template(messages, **asked))} of them tell of the tools"
             some = "; ".join(filter(None, [error.some, told]))
             raise ContextLengthError(error.n_prompt, error.n_ctx, most=error.most, some=some) from None
 
@@ -138,6 +151,7 @@ class ModelText(ModelImages):
         tools: Sequence[Tool] | Tools | None = None,
         *,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.
 
@@ -145,8 +159,9 @@ class ModelText(ModelImages):
         """
         offered = tools if isinstance(tools, Tools) else Tools.of(tools)
         return self._template.render(
-            self._plain(messages), self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt
-        )
+            self._plain(messages), self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )  # fmt: skip
 
     def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Messages with parts as the template takes them."""

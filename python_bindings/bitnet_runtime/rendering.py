@@ -39,8 +39,8 @@ def answer(request: bytes) -> bytes:
         template = _compiled(asked["source"])
         stage = "failed"
         variables = asked["variables"]
-        given = {name: _marked(variables[name]) for name in ("messages", "tools")}
-        reply = {"text": template.render(variables | given)}
+        given = {name: _marked(variables.pop(name)) for name in ("messages", "tools", "more")}
+        reply = {"text": template.render(variables | given.pop("more") | given)}
         if len(reply["text"]) > asked["most"]:
             reply = {"error": f"failed: it made {len(reply['text'])} characters, expected at most {asked['most']}"}
     except MemoryError:

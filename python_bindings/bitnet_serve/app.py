@@ -226,7 +226,7 @@ class Answer(Response):
 
 
 def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
-    fields.check_known(asked, ("model", "prompt", "messages", "add_special_tokens"), samples=False)
+    fields.check_known(asked, chat.TOKENIZE, samples=False)
     if "messages" in asked:
         if "prompt" in asked:
             raise refuse("prompt is given beside messages, expected one of them", "prompt")
@@ -234,7 +234,9 @@ def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
             raise refuse(
                 "add_special_tokens goes with prompt; a template says itself which there are", "add_special_tokens"
             )
-        tokens = served.model.apply_template(chat.messages(asked))
+        tokens = chat.prompt_tokens(served.model, *chat.framed(asked, chat.messages(asked)), None)
+    elif mine := [name for name in chat.FRAME if name in asked]:
+        raise refuse(f"{mine[0]} goes with messages, and prompt is a text of its own", mine[0])
     else:
         add = fields.take(asked, "add_special_tokens", bool, True)
         tokens = served.model.tokenize(fields.text(asked, "prompt"), add_bos=add)

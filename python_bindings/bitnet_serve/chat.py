@@ -6,8 +6,10 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from bitnet_runtime.chat import OWN
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
 from bitnet_runtime.image_files import is_data
@@ -23,11 +25,13 @@ from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 from bitnet_serve.wording import receipt_of, timings, usage
 
+FRAME = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 KNOWN = frozenset([
     "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "response_format", "tools",
     "tool_choice", "parallel_tool_calls", "functions", "function_call", "receipt", "modalities", "audio",
-    "web_search_options",
+    "web_search_options", *FRAME,
 ])  # fmt: skip
+TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", *FRAME)
 MOST_MESSAGES = 1024
 
 
@@ -47,7 +51,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     if top and not wanted:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
-    ask = asked(model, messages(body), tools, options)
+    ask = asked(model, *framed(body, messages(body)), tools, options)
     ask = replace(ask, top=top if wanted else None, receipt=fields.take(body, "receipt", bool, False))
     return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None, is_older), stream)
 
@@ -65,22 +69,61 @@ def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, 
     return given
 
 
-def asked(
-    model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, options: Sampling, begun: str = ""
-) -> Ask:
-    """How a conversation goes on. begun: how the answer begins."""
-    ready = prompt(model, said, tools, begun)
+class Frame(NamedTuple):
+    """What the template makes of a conversation: an answer that begins so, unless it is to be the messages alone."""
+
+    begun: str = ""
+    answers: bool = True
+    variables: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        return {"add_generation_prompt": self.answers, "variables": self.variables}
+
+
+def framed(body: Mapping[str, Any], said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Frame]:
+    """The messages before the answer, and what of it there is, in the words of vLLM."""
+    variables: dict[str, Any] = fields.take(body, "chat_template_kwargs", dict, {})
+    if own := OWN & variables.keys():
+        told = f"chat_template_kwargs has {min(own)}, expected other variables of the template; that is a field"
+        raise refuse(told, "chat_template_kwargs")
+    answers = fields.take(body, "add_generation_prompt", bool, True)
+    if not fields.take(body, "continue_final_message", bool, False):
+        return said, Frame("", answers, variables)
+    if "add_generation_prompt" in body and answers:
+        told = "add_generation_prompt is true beside continue_final_message, expected false: an answer has begun"
+        raise refuse(told, "add_generation_prompt")
+    said, begun = begun_of(said)
+    if not begun:
+        told = "continue_final_message goes with a last message of the assistant that is a text, and one before it"
+        raise refuse(told, "continue_final_message")
+    return said, Frame(begun, True, variables)
+
+
+def begun_of(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """A conversation without an answer that its last message begins, and that: the model goes on with it."""
+    last = said[-1]
+    if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
+        return said, ""
+    if len(said) == 1:
+        raise refuse("messages has only the begin of an answer, expected a message of user before it", "messages")
+    return said[:-1], last["content"]
+
+
+def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None, options: Sampling) -> Ask:
+    """How a conversation goes on."""
+    ready = prompt(model, said, frame, tools)
     return Ask(ready.tokens, model.held_to_calls(tools, options), ready.pixels, tools=tools)
 
 
-def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, begun: str = "") -> Ready:
+def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> Ready:
     """What a conversation becomes, if it fits the context."""
-    tokens = prompt_tokens(model, said, tools, begun)
-    with model.counting_tools(said, tools, tokens):
+    tokens = prompt_tokens(model, said, frame, tools)
+    with model.counting_tools(said, tools, tokens, **frame.asked):
         return model.ready(tokens, images_of(said) or None, model.n_ctx)
 
 
-def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, begun: str = "") -> list[int]:
+def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
     """Its tokens, however many. Images are in it, never names of files or addresses."""
     model.require_next_token()
     if not model.has_template:
@@ -89,7 +132,8 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools 
     for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not is_data(image):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
-    return model.apply_template(said, tools) + (model.tokenize(begun, add_bos=False) if begun else [])
+    tokens = model.apply_template(said, tools, **frame.asked)
+    return tokens + (model.tokenize(frame.begun, add_bos=False) if frame.begun else [])
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:

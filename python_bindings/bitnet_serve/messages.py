@@ -39,16 +39,14 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     asked = {"stop" if name == "stop_sequences" else name: value for name, value in body.items()}
     asked |= {"response_format": _format(body)}
     options = fields.sampling(asked, served.model, None)
-    said, begun = _begun(conversation(body))
-    ask = chat.asked(served.model, said, offers.of_messages(body), options, begun)
+    ask = chat.asked(served.model, *_framed(body), offers.of_messages(body), options)
     return Work(served, chat.several(served.model, [ask]), Messages(served), fields.take(body, "stream", bool, False))
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
     """/v1/messages/count_tokens: asked to find out whether a conversation fits, so it need not."""
     fields.check_known(body, KNOWN)
-    said, begun = _begun(conversation(body))
-    return {"input_tokens": len(chat.prompt_tokens(served.model, said, offers.of_messages(body), begun))}
+    return {"input_tokens": len(chat.prompt_tokens(served.model, *_framed(body), offers.of_messages(body)))}
 
 
 def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -65,16 +63,12 @@ def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": given}
 
 
-def _begun(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """A conversation without an answer that its last message begins, and that: the model goes on with it."""
-    last = said[-1]
-    if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
-        return said, ""
-    if last["content"] != last["content"].rstrip():
+def _framed(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], chat.Frame]:
+    """A conversation before its answer, and how that begins, if the last message says so."""
+    said, begun = chat.begun_of(conversation(body))
+    if begun != begun.rstrip():
         raise refuse("the answer that the last message begins ends in white space; leave that out", "messages")
-    if len(said) == 1:
-        raise refuse("messages has only the begin of an answer, expected a message of user before it", "messages")
-    return said[:-1], last["content"]
+    return said, chat.Frame(begun)
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:

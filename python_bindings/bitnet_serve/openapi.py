@@ -25,6 +25,7 @@ EXTRA = {"type": "object", "required": ["text"], "properties": {"text": TEXT, "f
 COMMON: dict[str, Any] = {
     "model": TEXT, "stream": FLAG, "stream_options": OBJECT, "n": CHOICES, "receipt": FLAG, "prompt": TEXT,
     "suffix": TEXT, "messages": MESSAGES, "modalities": {"type": "array", "items": {"const": "text"}},
+    "chat_template_kwargs": OBJECT, "add_generation_prompt": FLAG, "continue_final_message": FLAG,
 }  # fmt: skip
 """Fields that several paths have; those of no table may be anything."""
 
@@ -58,7 +59,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "/v1/fim/completions": (infill.KNOWN_FIM, ["prompt"], {}, True),
         "/infill": (infill.KNOWN, [], editors, True),
         "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": INPUT}, False),
-        "/tokenize": (("model", "prompt", "messages", "add_special_tokens"), [], {"add_special_tokens": FLAG}, False),
+        "/tokenize": (chat.TOKENIZE, [], {"add_special_tokens": FLAG}, False),
         "/detokenize": (("model", "tokens"), [], {"tokens": TOKENS | {"minItems": 0}}, False),
     }  # fmt: skip
 

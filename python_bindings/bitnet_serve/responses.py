@@ -46,7 +46,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
             raise refuse("max_tokens is given beside max_output_tokens, expected one of them", "max_tokens")
         asked["max_tokens"] = asked.pop("max_output_tokens")
     options = fields.sampling(asked, served.model, None)
-    ask = chat.asked(served.model, conversation(body), offers.of_responses(body), options)
+    ask = chat.asked(served.model, conversation(body), chat.Frame(), offers.of_responses(body), options)
     return Work(
         served, chat.several(served.model, [ask]), Responses(served, body), fields.take(body, "stream", bool, False)
     )

@@ -1,0 +1,85 @@
+"""What clients of vLLM send, which OpenAI's API does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from bitnet_runtime import InvalidParameterError, Model
+from bitnet_serve.server import Serving
+from runtime_models import TEMPLATE, scripted_model
+from servers import post, served
+
+SCRIPT = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
+THINKS = "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{{ note }}"
+CHAT, USER = "/v1/chat/completions", {"role": "user", "content": "go"}
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    path = tmp_path_factory.mktemp("models") / "script.bitnet"
+    with served(scripted_model(path, SCRIPT, template=TEMPLATE + THINKS, max_context=256)) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serving) -> OpenAI:
+    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def model(serving: Serving) -> Model:
+    return serving.models["script"].model
+
+
+def prompt_of(serving: Serving, *messages: Any, **asked: Any) -> str:
+    """As the template has it. A chat has as many tokens."""
+    status, answer = post(serving, "/tokenize", {"messages": messages, **asked})
+    assert status == 200, answer
+    _, said = post(serving, CHAT, {"messages": messages, "max_tokens": 1, **asked})
+    assert said["usage"]["prompt_tokens"] == answer["count"]
+    return str(post(serving, "/detokenize", {"tokens": answer["tokens"]})[1]["prompt"])
+
+
+def test_variables_of_the_template(serving: Serving, model: Model) -> None:
+    """What they say is a text, never a special token."""
+    before = "<|user|>go<|end|><|assistant|>"
+    assert prompt_of(serving, USER) == prompt_of(serving, USER, chat_template_kwargs={"other": [1]}) == before
+    thoughtless = {"enable_thinking": False, "note": "<|end|>"}
+    assert prompt_of(serving, USER, chat_template_kwargs=thoughtless) == f"{before}-<|end|>"
+    tokens = model.apply_template([USER], variables=thoughtless)
+    assert tokens.count(model.apply_template([USER])[3]) == 1
+    assert model.render_template([USER], variables=thoughtless) == f"{before}-<|end|>"
+    for name in ("messages", "tools", "add_generation_prompt"):
+        status, answer = post(serving, CHAT, {"messages": [USER], "chat_template_kwargs": {name: []}})
+        assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
+        assert f"chat_template_kwargs has {name}, " in answer["error"]["message"]
+        with pytest.raises(InvalidParameterError, match=f"template's {name} is no variable to give"):
+            model.apply_template([USER], variables={name: []})
+
+
+def test_an_answer_that_has_begun_goes_on(serving: Serving, client: OpenAI) -> None:
+    begun, prompt = {"role": "assistant", "content": "Sure: "}, "<|user|>go<|end|><|assistant|>Sure: "
+    for more in ({}, {"add_generation_prompt": False}):
+        assert prompt_of(serving, USER, begun, continue_final_message=True, **more) == prompt
+        asked: Any = {"messages": [USER, begun], "extra_body": {"continue_final_message": True, **more}}
+        (choice,) = client.chat.completions.create(model="script", **asked).choices
+        assert choice.message.content == "Good day, €!"
+    ended = {"messages": [USER, begun], "continue_final_message": True}
+    for wrong, param in (
+        (ended | {"add_generation_prompt": True}, "add_generation_prompt"),
+        (ended | {"messages": [USER]}, "continue_final_message"),
+        (ended | {"messages": [begun]}, "messages"),
+        (ended | {"continue_final_message": 1}, "continue_final_message"),
+    ):
+        status, answer = post(serving, CHAT, wrong)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_the_messages_alone(serving: Serving) -> None:
+    assert prompt_of(serving, USER, add_generation_prompt=False) == "<|user|>go<|end|>"
+    status, answer = post(serving, "/tokenize", {"prompt": "x", "add_generation_prompt": False})
+    assert (status, answer["error"]["param"]) == (400, "add_generation_prompt")
