@@ -81,6 +81,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(name)}
         if name == "stop":
             options |= {"action": "append", "metavar": "TEXT"}
+        elif name == "stop_token_ids":
+            options |= {"action": "append", "metavar": "ID", "type": _token}
+        elif name == "ignore_eos":
+            options |= {"action": "store_true"}
         elif name == "logit_bias":
             options |= {"action": "append", "metavar": "ID=X", "type": _bias}
         elif name in KINDS:
@@ -108,6 +112,14 @@ def _option(name: str) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
+
+
+def _token(text: str) -> int:
+    try:
+        (token,) = resolve({"stop_token_ids": [int(text)]}).stop_token_ids
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id") from None
+    return token
 
 
 def _bias(text: str) -> tuple[int, float]:

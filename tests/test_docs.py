@@ -195,7 +195,7 @@ def test_options_that_are_named_exist(name: str) -> None:
 def test_the_table_of_sampling_has_the_defaults() -> None:
     shown = verbs()["generate"].help.partition("\nsampling:")[2]
     rows = re.findall(r"^\| (`-.*?`) \| ([\w.-]+) \|", read("docs/command-line.md"), re.MULTILINE)
-    assert len(rows) == 16
+    assert len(rows) == 19
     for options, default in rows:
         option = re.findall(r"`(.*?)`", options)[-1]
         described = re.search(rf"{option}\b.*?\(default:\s+(.*?)\)", shown, re.DOTALL)

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "frequency_penalty": -0.1, "logit_bias": {65: 3.0, 66: float("-inf")}, "repeat_last_n": -1,
     },
     "stop text": {"seed": 1, "stop": ["e", "\x80"]},
+    "ends": {"seed": 1, "min_tokens": 6, "stop_token_ids": [*range(32, 127)], "ignore_eos": True},
     "schema": {"seed": 5, "json_schema": SCHEMA},
     "draft": {"seed": 6, "draft": 8, "temperature": 0.4},
 }  # fmt: skip

@@ -22,7 +22,7 @@ from runtime_models import scripted_model, small_model
 DOCUMENTED = {
     "max_tokens": 256, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0,
     "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": None, "stop": (),
-    "draft": None,
+    "stop_token_ids": (), "min_tokens": 0, "ignore_eos": False, "draft": None,
     "logit_bias": None, "json_schema": None, "regex": None, "grammar": None,
 }  # fmt: skip
 
@@ -66,7 +66,8 @@ def test_every_flag_reaches_the_option_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "s").write_text('{"type": "integer"}', "utf-8")
     line = (
         "generate x -n 3 --temp 0.5 --top-k 2 --top-p 0.5 --min-p 0.25 --repeat-penalty 1.5 --repeat-last-n -1 "
-        "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf"
+        "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf "
+        "--stop-token-ids 7 --stop-token-ids 8 --min-tokens 2 --ignore-eos"
     )
     given: dict[str, Any] = {}
     for flag, value in (("--regex", "a+"), ("--json-schema", tmp_path / "s"), ("--grammar", tmp_path / "s")):
@@ -75,6 +76,7 @@ def test_every_flag_reaches_the_option_of_its_name(tmp_path: Path) -> None:
     assert resolve(given) == Sampling(
         max_tokens=3, temperature=0.5, top_k=2, top_p=0.5, min_p=0.25, repeat_penalty=1.5, repeat_last_n=-1,
         presence_penalty=0.5, frequency_penalty=-0.5, seed=9, stop=("A", "B"), draft=4, logit_bias={5: -math.inf},
+        stop_token_ids=(7, 8), min_tokens=2, ignore_eos=True,
         json_schema='{"type": "integer"}', regex="a+", grammar='{"type": "integer"}',
     )  # fmt: skip
 
@@ -105,7 +107,9 @@ def test_aliases(alias: str) -> None:
         ("repeat_last_n", -2), ("presence_penalty", 1e9), ("frequency_penalty", math.nan), ("seed", -2),
         ("seed", 2**64), ("stop", ""), ("stop", ["a", ""]), ("stop", 5), ("stop", ["a", 5]),
         ("logit_bias", {-1: 1.0}), ("logit_bias", {"a": 1.0}), ("logit_bias", {1: math.nan}),
-        ("logit_bias", {1: math.inf}), ("logit_bias", [1]), ("temperature", None), ("top_k", None),
+        ("logit_bias", {1: math.inf}), ("logit_bias", [1]), ("stop_token_ids", 5), ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]), ("min_tokens", -1), ("min_tokens", 1.5), ("ignore_eos", 1), ("ignore_eos", None),
+        ("temperature", None), ("top_k", None),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_names_itself(name: str, value: Any) -> None:
@@ -120,13 +124,46 @@ def test_words_of_other_engines(model: Model) -> None:
     assert model.generate("abc", top_p=0, seed=3).tokens == model.generate("abc", temperature=0).tokens
 
 
+def test_what_ends_an_answer(tmp_path: Path) -> None:
+    """With guesses, too, and by itself as where others are computed beside it."""
+    script = scripted_model(tmp_path / "m.bitnet", [b"one", b"two", b"three"], max_context=64)
+    with Model.load(script, threads=1) as model:
+        one, two, three = model.generate("go", temperature=0).tokens
+        (end,) = model.end_tokens
+        for draft in (0, 8, None):
+            asked: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "draft": draft}
+
+            def made(asked: dict[str, Any] = asked, **more: Any) -> tuple[list[int], str]:
+                found = model.generate("go", **asked, **more)
+                assert model.generate(["go", "go"], **asked, **more)[1].tokens == found.tokens
+                return found.tokens, found.finish_reason
+
+            assert made(stop_token_ids=[two]) == ([one], "stop")
+            assert made(stop_token_ids=[end, 5]) == ([one, two, three], "stop")
+            tokens, why = made(ignore_eos=True)
+            assert (tokens[:4], len(tokens), why) == ([one, two, three, end], 9, "length")
+            assert made(ignore_eos=True, stop_token_ids=[three]) == ([one, two], "stop")
+            for least in (3, 4, 7, 9):
+                tokens, why = made(min_tokens=least)
+                assert tokens[:3] == [one, two, three] and end not in tokens and len(tokens) >= least
+            assert made(min_tokens=2, stop_token_ids=[two])[0] != [one]
+        for wrong, said in (
+            ({"min_tokens": 3, "max_tokens": 2}, "min_tokens is 3, expected at most max_tokens, which is 2"),
+            ({"min_tokens": 1, "regex": "a"}, "min_tokens is given beside a format"),
+            ({"ignore_eos": True, "json_schema": True}, "ignore_eos is given beside a format"),
+            ({"stop_token_ids": [10_000]}, "stop_token_ids has 10000, expected ids from 0 to"),
+        ):
+            with pytest.raises(InvalidParameterError, match=f"^{said}"):
+                model.generate("go", **wrong)
+
+
 def test_unknown_names_get_the_nearest(model: Model) -> None:
     with pytest.raises(InvalidParameterError, match="unknown parameter 'temprature'; did you mean 'temperature'"):
         model.generate("x", temprature=1)
     with pytest.raises(InvalidParameterError, match="'max_newtokens'; did you mean 'max_new_tokens'"):
         model.stream("x", max_newtokens=1)
-    with pytest.raises(InvalidParameterError, match="'min_tokens'; expected one of max_tokens"):  # not the opposite
-        resolve({"min_tokens": 1})
+    with pytest.raises(InvalidParameterError, match="'max_p'; expected one of max_tokens"):  # not the opposite
+        resolve({"max_p": 1})
     with pytest.raises(InvalidParameterError, match="'zzz'; expected one of max_tokens, temperature"):
         resolve({"zzz": 1})
 

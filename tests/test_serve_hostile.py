@@ -101,7 +101,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         ("/v1/embeddings", {"input": "x" * 257, "pooling": "mean"}, "input", "context_length_exceeded"),
         ("/v1/embeddings", {"input": "x"}, "pooling", "invalid_value"),
         ("/v1/embeddings", {"input": [], "pooling": "mean"}, "input", "invalid_value"),
-        ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 65}, "dimensions", "invalid_value"),
+        ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 129}, "dimensions", "invalid_value"),
         ("/tokenize", {"prompt": 5}, "prompt", "invalid_type"),
         ("/detokenize", {"tokens": ["x"]}, "tokens", "invalid_value"),
     ],
@@ -128,7 +128,7 @@ def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
 
 
 def test_the_opposite_is_not_proposed(serving: Serving) -> None:
-    for name, expected in (("min_tokens", ""), ("max_tokns", "; did you mean 'max_tokens'?")):
+    for name, expected in (("max_p", ""), ("max_tokns", "; did you mean 'max_tokens'?")):
         _, answer = post(serving, CHAT, {"messages": MESSAGES, name: 1})
         assert answer["error"]["message"] == f"unknown parameter {name!r}{expected}"
 

@@ -83,3 +83,37 @@ def test_the_messages_alone(serving: Serving) -> None:
     assert prompt_of(serving, USER, add_generation_prompt=False) == "<|user|>go<|end|>"
     status, answer = post(serving, "/tokenize", {"prompt": "x", "add_generation_prompt": False})
     assert (status, answer["error"]["param"]) == (400, "add_generation_prompt")
+
+
+def test_what_ends_an_answer(client: OpenAI, model: Model) -> None:
+    """The least tokens, tokens that end it, and an end that is passed over; a stream ends there, too."""
+    _, day, *_ = model.generate("x", temperature=0).tokens
+    asked: Any = {"model": "script", "messages": [USER], "max_tokens": 12, "temperature": 0}
+    for more, text, reason in (
+        ({"stop_token_ids": [day]}, "Good", "stop"),
+        ({"stop_token_ids": []}, "Good day, €!", "stop"),
+        ({"ignore_eos": True, "stop": "!"}, "Good day, €", "stop"),
+    ):
+        (choice,) = client.chat.completions.create(**asked, extra_body=more).choices
+        stream = list(client.chat.completions.create(**asked, extra_body=more, stream=True))
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert said == choice.message.content and stream[-1].choices[0].finish_reason == choice.finish_reason
+        assert (said, choice.finish_reason) == (text, reason)
+    for more in ({"min_tokens": 12}, {"ignore_eos": True}):
+        answer = client.chat.completions.create(**asked, extra_body=more)
+        assert answer.usage is not None and answer.usage.completion_tokens == 12
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_ends_that_cannot_be(serving: Serving) -> None:
+    for more, param in (
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"min_tokens": 1, "regex": "a"}, "min_tokens"),
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+        ({"stop_token_ids": [10_000]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 17}, "stop_token_ids"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+    ):
+        for stream in (False, True):
+            status, answer = post(serving, "/v1/completions", {"prompt": "x", "stream": stream, **more})
+            assert (status, answer["error"]["param"]) == (400, param), answer

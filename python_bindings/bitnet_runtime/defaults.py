@@ -67,6 +67,9 @@ class Sampling:
     stop: tuple[str, ...] = _option(
         (), "text that ends the answer and is not part of it", aliases=("stop_strings", "until")
     )
+    stop_token_ids: tuple[int, ...] = _option((), "token that ends the answer, as the model's end tokens do")
+    min_tokens: int = _option(0, "least tokens of an answer: before, no token ends it", low=0, high=2**31 - 1)
+    ignore_eos: bool = _option(False, "the model's end tokens end nothing")
     draft: int | None = _option(
         None, "guess up to so many tokens, from repetitions in the text, then by the model's draft: same result, "
         "faster where they are right; none: as many as are quicker", low=0, high=64,
@@ -101,6 +104,9 @@ class Options(TokenOptions, total=False):
     max_tokens: int | None
     seed: int | None
     stop: str | list[str] | tuple[str, ...] | None
+    stop_token_ids: list[int] | tuple[int, ...]
+    min_tokens: int
+    ignore_eos: bool
     draft: int | None
     json_schema: Schema | None
     regex: str | None
@@ -113,7 +119,7 @@ ALIASES: dict[str, str] = {alias: name for name, field in FIELDS.items() for ali
 
 def is_whole(name: str) -> bool:
     """Whether an option is a whole number, or none."""
-    return isinstance(FIELDS[name].default, int) or name in ("seed", "draft")
+    return type(FIELDS[name].default) is int or name in ("seed", "draft")
 
 
 def whole(name: str, value: Any, low: int, high: int, about: str = "") -> int:
@@ -134,6 +140,12 @@ def _checked(name: str, value: Any) -> Any:
         return _stop(value)
     if name == "logit_bias":
         return _logit_bias(value)
+    if name == "stop_token_ids":
+        return _stop_token_ids(value)
+    if name == "ignore_eos":
+        if isinstance(value, bool):
+            return value
+        raise InvalidParameterError(f"ignore_eos is {shown(value)}, expected true or false", name)
     if name in formats.KINDS:
         return formats.format_text(name, value)
     row = FIELDS[name].metadata
@@ -160,6 +172,12 @@ def _stop(value: Any) -> tuple[str, ...]:
     raise InvalidParameterError(
         f"stop is {shown(value)}, expected a text or a list of texts, none of them empty", "stop"
     )
+
+
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (list, tuple)) and all(type(token) is int and 0 <= token < 2**31 for token in value):
+        return tuple(value)
+    raise InvalidParameterError(f"stop_token_ids is {shown(value)}, expected a list of token ids", "stop_token_ids")
 
 
 def _logit_bias(value: Any) -> Mapping[int, float] | None:

@@ -18,7 +18,7 @@ from bitnet_runtime.prompt import extend
 from bitnet_runtime.reading import Reading
 from bitnet_runtime.receipt import Receipt, sampling_of, written
 from bitnet_runtime.result import Finish, Piece, Result, Timings, Usage
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.sampler import Sampler, ends_of
 from bitnet_runtime.session import Session
 from bitnet_runtime.session_input import BLOCK
 from bitnet_runtime.steps import Entry, step_batch
@@ -65,7 +65,10 @@ class Stream(Reading):
         self._options, self._receipt = options, receipt
         self._digests: list[int | None] = []  # of the states that tokens were chosen from, if there is to be a receipt
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
+        self._end_tokens = ends_of(options, model.end_tokens, model.vocab_size)
         self._sampler = Sampler(options, model.vocab_size)
+        self._least = options.min_tokens
+        self._going_on = Sampler(options, model.vocab_size, self._end_tokens) if self._least else self._sampler
         self._guide = guide or model.guide(options)
         detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
         self._answer = Answer(detokenizer, options.stop, reader)
@@ -73,7 +76,6 @@ class Stream(Reading):
         mine = session or Session._new(model, needed, adapter=adapter, draft=self._most > 0)
         super().__init__(mine, owned=session is None)
         self._model, self._prompt, self._pixels = model, prompt, pixels
-        self._end_tokens = model.end_tokens
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
         self._n_ctx, self._kv_type = self._session.n_ctx, self._session.kv_type
         self._adapter = model.adapter_digest(self._session.adapter) if receipt else None
@@ -187,13 +189,15 @@ class Stream(Reading):
                 return self._ask(tokens[:piece])
             if self._drawn:  # what comes next is known, and the row that it might have come from may be wanted
                 return self._ask(tokens, most=1)
-            most = min(self._most + 1, self._limit - len(self._tokens))
+            most, sampler = min(self._most + 1, self._limit - len(self._tokens)), self._sampler
+            if (missing := self._least - len(self._tokens)) > 0:
+                most, sampler = min(most, missing), self._going_on
             guesses: Sequence[int] = ()
             if self._lookup and most > 1 and looked_up and len(tokens) == 1:
                 guesses = self._lookup.guess(min(most - 1, looked_up) + bool(self._guide))
             if self._guide:  # which has a row for what follows the last, too
                 guesses = self._guide.allow(self._sampler, guesses)[:-1]
-            return self._ask(tokens, self._sampler, guesses, most)
+            return self._ask(tokens, sampler, guesses, most)
 
     def _ask(
         self, tokens: Sequence[int], sampler: Sampler | None = None, guesses: Sequence[int] = (), most: int = 0
@@ -231,7 +235,7 @@ class Stream(Reading):
         """Choose the next token of a session that holds all others."""
         if self._guide:
             self._guide.allow(self._sampler)
-        self._choose([self._session.draw(self._sampler)])
+        self._choose([self._session.draw(self._going_on if self._least > len(self._tokens) else self._sampler)])
 
     def _choose(self, tokens: Sequence[int]) -> None:
         """The session holds these, but the last."""

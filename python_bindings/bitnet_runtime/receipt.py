@@ -102,7 +102,7 @@ class Receipt:
 
 def sampling_of(options: Sampling) -> dict[str, Any]:
     """All but the seed, and drafts, which change nothing; as JSON has them."""
-    values = dataclasses.asdict(options) | {"stop": list(options.stop)}
+    values = dataclasses.asdict(options) | {"stop": [*options.stop], "stop_token_ids": [*options.stop_token_ids]}
     if options.logit_bias is not None:
         values["logit_bias"] = {f"{token}": "-inf" if x == -math.inf else x for token, x in options.logit_bias.items()}
     return {name: value for name, value in values.items() if name not in ("seed", "draft")}

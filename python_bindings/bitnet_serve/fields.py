@@ -74,9 +74,10 @@ def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> S
     elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):
         del asked["max_completion_tokens"]  # some clients send both
     asked |= response_format(body.get("response_format"))
-    stop, bias = asked.get("stop", ()), asked.get("logit_bias", {})
-    if isinstance(stop, list) and len(stop) > MOST_STOPS:
-        raise refuse(f"stop has {len(stop)} texts, expected at most {MOST_STOPS}", "stop")
+    for name, what in (("stop", "texts"), ("stop_token_ids", "tokens")):
+        if isinstance(given := asked.get(name), list) and len(given) > MOST_STOPS:
+            raise refuse(f"{name} has {len(given)} {what}, expected at most {MOST_STOPS}", name)
+    bias = asked.get("logit_bias", {})
     if isinstance(bias, dict):
         if len(bias) > MOST_BIASES:
             raise refuse(f"logit_bias has {len(bias)} tokens, expected at most {MOST_BIASES}", "logit_bias")

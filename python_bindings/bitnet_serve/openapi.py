@@ -107,7 +107,8 @@ def _sampling() -> dict[str, Any]:
     """Options, by all of their names."""
     known: dict[str, Any] = {
         "stop": TEXTS, "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}}, "regex": TEXT,
-        "grammar": TEXT, "json_schema": {"type": ["object", "string", "boolean"]},
+        "grammar": TEXT, "json_schema": {"type": ["object", "string", "boolean"]}, "ignore_eos": FLAG,
+        "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": fields.MOST_STOPS},
     }  # fmt: skip
     for name, field in FIELDS.items():
         if name not in known:
