@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,13 @@ def served(*paths: Path, threads: int = 1, adapters: Sequence[Path] = (), **opti
     """These models, by their file names without ending, until the block ends."""
 
     def loader(path: Path) -> Loader:
-        return lambda look: Model.load(path, threads=threads, verify=not look, adapters=adapters)
+        named = {each.stem: each for each in adapters}
+
+        def load(look: bool, without: Collection[str]) -> Model:
+            kept = {name: file for name, file in named.items() if name not in without}
+            return Model.load(path, threads=threads, verify=not look, adapters=kept)
+
+        return load
 
     models = {path.stem: loader(path) for path in paths}
     serving = Serving(models, Options(port=0, **({"grace": 0.0} | options)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from bitnet_export import random_adapter
 from bitnet_runtime import Model
 from bitnet_serve.server import Serving
 from runtime_models import small_model
-from servers import post, request, served
+from servers import idle, post, request, served
 
 NAMES = ("small-0-256", "small-0-256:cats", "small-0-256:dogs")
 
@@ -55,6 +56,30 @@ def test_each_is_a_model_by_name(serving: Serving) -> None:
     assert all(answer["model"] == name for name, answer in answers.items())
     for what in ("system_fingerprint", "choices"):
         assert len({str(answer[what]) for answer in answers.values()}) == len(NAMES)
+
+
+def test_a_stale_adapter_takes_nobody_down(tmp_path: Path) -> None:
+    """Its model goes on, and so does another adapter; it comes back when its file is right."""
+    model, cats, dogs = small_model(tmp_path), tmp_path / "cats.bitnet", tmp_path / "dogs.bitnet"
+    for seed, path in enumerate((cats, dogs)):
+        random_adapter(model, path, seed)
+    random_adapter(small_model(tmp_path, 1), tmp_path / "stale", 0)
+    right = shutil.copy(cats, tmp_path / "right")
+    with served(model, adapters=[cats, dogs]) as serving:
+        before = [ask(serving, name, [1, 2])[1]["choices"] for name in NAMES]
+        (tmp_path / "stale").rename(cats)
+        for _ in range(2):
+            for name, expected in zip(NAMES, before, strict=True):
+                if name.endswith("cats"):
+                    status, answer = post(serving, "/v1/completions", {"model": name, "prompt": [1, 2]})
+                    assert (status, answer["error"]["code"]) == (500, "model_load_failed")
+                    assert f"the adapter cats of the model {NAMES[0]} cannot be loaded: " in answer["error"]["message"]
+                else:
+                    assert ask(serving, name, [1, 2])[1]["choices"] == expected
+        assert serving.models[NAMES[0]].loads == 2 and idle(serving)
+        assert [each["id"] for each in request(serving, "GET", "/v1/models")[2]["data"]] == [*NAMES]
+        Path(right).rename(cats)
+        assert [ask(serving, name, [1, 2])[1]["choices"] for name in NAMES] == before
 
 
 def test_none_goes_on_from_a_text_of_another(serving: Serving) -> None:

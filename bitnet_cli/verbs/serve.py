@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,9 +174,12 @@ def run(args: argparse.Namespace) -> int:
     return 130 if serving.run() else 0
 
 
-def _load(args: argparse.Namespace, path: Path, adapters: dict[str, Path], look: bool) -> Model:
-    """A model with as much context as fits. look: nothing is computed with it."""
-    model = load(args, path, adapters=adapters, **({"verify": False, "mmap": True} if look else {}))
+def _load(
+    args: argparse.Namespace, path: Path, adapters: dict[str, Path], look: bool, without: Collection[str]
+) -> Model:
+    """A model with as much context as fits. look: nothing is computed with it. without: of the adapters these."""
+    kept = {name: file for name, file in adapters.items() if name not in without}
+    model = load(args, path, adapters=kept, **({"verify": False, "mmap": True} if look else {}))
     try:
         if model.has_text:
             fitting_session(args, model, model.session).close()

@@ -209,7 +209,11 @@ class Api:
             self._shelf.leave(served)
             give_back()
 
-        return served.adapted(adapter), leave
+        try:
+            return served.adapted(adapter), leave
+        except BaseException:
+            leave()
+            raise
 
 
 class Answer(Response):

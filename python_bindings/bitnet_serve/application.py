@@ -73,7 +73,7 @@ class Application:
 
         for name, load in models.items():
             scheduler = Scheduler(options.parallel, options.queue, name)
-            with load(True) as model:
+            with load(True, ()) as model:
                 if model.has_text:
                     rooms.append(room_for(name, model, options.max_cache))
                 self.models[name] = Served(name, model, load, scheduler, sessions(name))

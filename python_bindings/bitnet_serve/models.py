@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
+from bitnet_serve.errors import ApiError
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Sessions
 
-Loader = Callable[[bool], Model]
-"""Opens a file. True: only to look at it, so its weights need not be checked."""
+Loader = Callable[[bool, Collection[str]], Model]
+"""Opens a file without these of its adapters. True: only to look at it, so its weights need not be checked."""
+
+log = logging.getLogger("bitnet_serve")
 
 
 class Served:
@@ -37,6 +42,8 @@ class Served:
         self.loads = 0  # how often it was loaded, or that was tried
         self.failures = 0  # of these
         self.failure: Exception | None = None  # of the latest try
+        self.adapters = model.adapters
+        self.wrong: dict[str, str] = {}  # of these, which could not be loaded with the model, and why
         self._describe(model)
 
     @property
@@ -57,13 +64,27 @@ class Served:
         """Load the model, in any thread."""
         self.loads += 1
         self._files = self._look()
-        model = self._load(False)
+        model = self._loaded()
         try:
             self._describe(model)
             self._model, self._sessions = model, self._new_sessions(model)
         except BaseException:
             model.close()
             raise
+
+    def _loaded(self) -> Model:
+        """The model with those of its adapters that are of it: another one fails only those who ask for it."""
+        self.wrong = {}
+        files = dict(zip(self.adapters, self._paths[1:], strict=True))
+        while True:
+            try:
+                return self._load(False, self.wrong)
+            except (BitnetError, OSError) as error:
+                name = next((name for name, path in files.items() if f" {path}: " in f" {error}"), None)
+                if name is None or name in self.wrong:
+                    raise
+                self.wrong[name] = str(error)
+                log.error("the adapter %s of the model %s cannot be loaded: %s", name, self.name, error)
 
     def close(self) -> None:
         """Unload it. Nothing of it runs: see `Scheduler.at_rest`."""
@@ -90,9 +111,12 @@ class Served:
         return [_identity(path) for path in self._paths]
 
     def adapted(self, adapter: str | None) -> Served:
-        """The same for a request that has entered, with an adapter, or without."""
+        """The same for a request that has entered, with an adapter, or without. Raises ApiError: it is not loaded."""
         if adapter is None:
             return self
+        if adapter in self.wrong:
+            said = f"the adapter {adapter} of the model {self.name} cannot be loaded: {self.wrong[adapter]}"
+            raise ApiError(500, said, "model_load_failed", "model")
         other = copy.copy(self)
         other.name, other.adapter = f"{self.name}:{adapter}", adapter
         other.fingerprint += f"-{self.model.adapter_checksum(adapter)}"
@@ -122,7 +146,7 @@ class Served:
         }
 
     def _describe(self, model: Model) -> None:
-        info, self.adapters = model.info, model.adapters
+        info = model.info
         self.nbytes, self.sees = info.file_bytes, model.image is not None
         self.fingerprint = f"bitnet-{model.checksum}"
         """What answers depend on beside the request: `system_fingerprint`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 from ray import serve
@@ -27,7 +28,7 @@ class Replica:
         self._path, self._threads, self._options = Path(path), threads, options
 
     def __serve_build_asgi_app__(self) -> Application:
-        def load(look: bool) -> Model:
+        def load(look: bool, without: Collection[str]) -> Model:
             return Model.load(self._path, threads=self._threads, verify=not look)
 
         return Application({self._path.stem: load}, self._options)
