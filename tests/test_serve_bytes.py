@@ -7,6 +7,7 @@ import base64
 import io
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bitnet_runtime import Model
 from bitnet_serve import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
-from servers import events, port, post, request, served
+from servers import events, port, post, request, served, wait
 from test_image_prompts import PARTS
 from test_model_images import IMAGE, VOCAB, packed
 from vision_models import CAUSAL, PALIGEMMA
@@ -117,6 +118,29 @@ def test_health_and_metrics(serving: Serving) -> None:
     for line in text.splitlines():
         assert line.startswith("# ") or math.isfinite(float(line.rpartition(" ")[2]))
     assert 'bitnet_tokens_predicted_total{model="script"}' in text
+
+
+def test_how_long_answers_took(tmp_path: Path) -> None:
+    """As Prometheus counts it: each bound has what is below it, the last one all. One that fails is not counted."""
+    with served(small_model(tmp_path)) as serving:
+        for most in (1, 5, 5):
+            assert post(serving, "/v1/completions", {"prompt": [1], "max_tokens": most})[0] == 200
+        assert post(serving, "/v1/completions", {"prompt": [1], "stop_token_ids": [9999]})[0] == 400
+        assert post(serving, "/v1/embeddings", {"input": "a", "pooling": "mean"})[0] == 200
+        expected = {"time_to_first_token": 3, "time_per_output_token": 2, "e2e_request_latency": 3}
+        (served_one,) = serving.models.values()
+        wait(lambda: served_one.scheduler.finished == 5)
+        text = request(serving, "GET", "/metrics")[2]
+        for name, n in expected.items():
+            name = f"bitnet_{name}_seconds"
+            assert f"# TYPE {name} histogram" in text
+            found = re.findall(rf'{name}_bucket{{model="small-0-256",le="(.*?)"}} (\d+)', text)
+            counts = [int(count) for _, count in found]
+            assert [float(bound) for bound, _ in found] == sorted({float(bound) for bound, _ in found})
+            assert counts == sorted(counts) and counts[-1] == n and found[-1][0] == "+Inf"
+            assert f'{name}_count{{model="small-0-256"}} {n}\n' in text
+            (total,) = re.findall(rf'{name}_sum{{model="small-0-256"}} (.*)', text)
+            assert 0 < float(total) < 60
 
 
 def test_the_page_needs_nothing_from_elsewhere(serving: Serving) -> None:

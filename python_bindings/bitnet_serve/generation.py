@@ -15,6 +15,7 @@ from bitnet_runtime.generation import Stream
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
 from bitnet_runtime.tools import Tools
+from bitnet_serve.histogram import LATENCIES
 from bitnet_serve.logprobs import Scored, score
 from bitnet_serve.models import Served
 from bitnet_serve.scheduler import Task
@@ -116,7 +117,7 @@ class Generation(Task):
         self._held = 0  # tokens of the prompt that are computed
         self._reused = 0  # of these, for another request
         self._made = time.perf_counter()
-        self._opened = self._started = 0.0
+        self._opened = self._started = self._first = 0.0
         self._failed = False
 
     @property
@@ -188,6 +189,8 @@ class Generation(Task):
         assert stream is not None and session is not None  # it has begun
         self._note()
         row = None if self._ask.top is None or stream.loads else session.logits
+        if stream.ready and not self._first:
+            self._first = time.perf_counter()
         while stream.ready and not stream.done:
             piece = stream.pop()
             token = stream.ended_by if piece.token is None else piece.token
@@ -220,8 +223,18 @@ class Generation(Task):
             return
         opened = self._opened or end
         started = max(self._started or end, opened)
+        self.seconds = self._latencies(reason, made, end)
         timings = Timings(opened - self._made, started - opened, end - started, seed)
         self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused, receipt))
+
+    def _latencies(self, reason: str, made: int, end: float) -> dict[str, float]:
+        """By `LATENCIES`, in their order; of an answer that came to its end."""
+        if reason == "cancelled":
+            return {}
+        first = self._first - self._made if self._first else None
+        each = (end - self._first) / (made - 1) if self._first and made > 1 else None
+        found = zip(LATENCIES, (first, each, end - self._made), strict=True)
+        return {name: seconds for name, seconds in found if seconds is not None}
 
     def _tell(self, event: Event) -> None:
         self._mailbox.put(self._index, event)

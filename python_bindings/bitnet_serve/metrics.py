@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from bitnet_serve.histogram import LATENCIES
 from bitnet_serve.models import Served
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,6 +38,10 @@ def page(models: Iterable[Served]) -> str:
     for name, kind, help, values in rows:
         lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} {kind}"]
         lines += [f'bitnet_{name}{{model="{_label(s.name)}"}} {n}' for s, n in zip(each, values, strict=True)]
+    for name, help in LATENCIES.items():
+        lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} histogram"]
+        for s in each:
+            lines += s.scheduler.latencies[name].lines(f"bitnet_{name}", f'model="{_label(s.name)}"')
     return "\n".join(lines) + "\n"
 
 

@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
 
 GET = {
     "/health": "whether it runs", "/v1/health": "the same", "/version": "of bitnet-edge", "/v1/models": "the models",
-    "/metrics": "counters for Prometheus",
+    "/metrics": "counters and histograms for Prometheus",
     "/v1/models/{model}": "one model", "/tokenizer_info": "special tokens and chat template",
 }  # fmt: skip
 

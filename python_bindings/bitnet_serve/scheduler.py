@@ -15,12 +15,14 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.together import Passes
+from bitnet_serve.histogram import LATENCIES, Histogram
 from bitnet_serve.sessions import FullError
 
 PIECE = 32  # tokens of what is computed by itself, while others wait for their next token
@@ -48,6 +50,7 @@ class Task:
     request: object = None  # whose it is,
     client: object = None  # and whose that is
     turn = 0  # when it had its latest piece
+    seconds: Mapping[str, float] = MappingProxyType({})  # that are counted of it, by LATENCIES, once it is closed
 
     def open(self) -> None:
         """Take the memory that it needs. ModelTooLargeError: there may be enough when others have left."""
@@ -92,6 +95,7 @@ class Scheduler:
         self._seconds = 1.0  # that a request took lately
         self.finished = self.cancelled = self.failed = self.refused = 0  # tasks; and requests
         self.prompt_tokens = self.completion_tokens = 0
+        self.latencies = {name: Histogram() for name in LATENCIES}
         self._thread = threading.Thread(target=self._run, name=f"scheduler of {name}", daemon=True)
         self._thread.start()
 
@@ -297,3 +301,5 @@ class Scheduler:
         self._retry = 0.0
         self.prompt_tokens += task.prompt_tokens
         self.completion_tokens += task.completion_tokens
+        for name, seconds in task.seconds.items():
+            self.latencies[name].add(seconds)
