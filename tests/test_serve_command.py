@@ -26,7 +26,7 @@ import bitnet_cli
 import runtime_models
 from docs_text import blocks, commands_of
 from runtime_models import small_model
-from servers import served
+from servers import as_http, connect, idle, request, served, until, wait
 
 PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8")
 
@@ -104,6 +104,48 @@ def test_a_client_that_leaves_is_nothing_to_speak_of(tmp_path: Path) -> None:
             time.sleep(0.01)
         process.terminate()
         assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_a_log_of_requests_tells_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each answer: one that is whole, a stream, a refused one, one whose client left, and vectors."""
+    asked: Any = {"prompt": "geheim", "max_tokens": 3, "temperature": 0}
+    with served(runtime_models.slow_model(tmp_path), log_requests=True, api_keys=["key"]) as serving:
+        key = {"authorization": "Bearer key"}
+        complete = "/v1/completions"
+        _, headers, _ = request(serving, "POST", complete, asked, key)
+        assert request(serving, "POST", complete, asked | {"stream": True}, key)[0] == 200
+        assert request(serving, "POST", complete, asked | {"prompt": ["a", "bc"], "n": 2}, key)[0] == 200
+        assert request(serving, "POST", "/v1/embeddings", {"input": "geheim", "pooling": "mean"}, key)[0] == 200
+        assert request(serving, "POST", complete, asked | {"model": "geheim"}, key)[0] == 404
+        assert request(serving, "POST", complete, asked)[0] == 401
+        assert request(serving, "POST", "/a%0Ab%20c", asked, key)[0] == 404
+        assert request(serving, "GET", "/v1/models", headers=key)[0] == 200
+        endless = as_http(complete, asked | {"max_tokens": 60_000, "stream": True})
+        client = connect(serving, endless.replace(b"\r\n", b"\r\nauthorization: Bearer key\r\n", 1))
+        until(client, b"data: {")
+        client.close()
+        wait(lambda: idle(serving))
+    lines = [line for line in capsys.readouterr().err.splitlines() if " id=req_" in line]
+    assert "geheim" not in str(lines)
+    found = [dict(word.split("=", 1) for word in line.split(" ")[1:]) for line in lines]
+    assert [(each["status"], each["model"], each["tokens_in"], each["tokens_out"]) for each in found] == [
+        ("200", "slow", "6", "3"), ("200", "slow", "6", "3"), ("200", "slow", "3", "12"), ("200", "slow", "6", "0"),
+        ("404", "-", "-", "-"), ("401", "-", "-", "-"), ("404", "-", "-", "-"), ("499", "slow", "6", "0"),
+    ]  # fmt: skip
+    assert found[0]["id"] == headers["x-request-id"] and len({each["id"] for each in found}) == len(found)
+    assert found[6]["path"] == "/a\\nb%20c" and found[0]["address"] == "127.0.0.1"
+
+
+def test_a_log_that_nobody_reads_ends_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("bitnet_serve.request_log.say", broken)
+    with served(small_model(tmp_path), log_requests=True) as serving:
+        connection = connect(serving)
+        for _ in range(3):
+            connection.sendall(as_http("/v1/completions", {"prompt": [1], "max_tokens": 1}))
+            until(connection, b'"seed"')
 
 
 def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
     parser.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="a line for each answer on stderr: id, address, path, model, tokens, seconds, status; never a text",
+    )
+    parser.add_argument(
         "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
         "which requests name as MODEL:NAME; may be repeated; of several models MODEL:NAME=FILE",
     )  # fmt: skip
@@ -162,7 +167,8 @@ def run(args: argparse.Namespace) -> int:
     options = Options(
         args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
         args.grace, _megabytes(args.max_body), _megabytes(args.max_cache), _megabytes(args.models_memory),
-        args.cache_dir, _megabytes(args.cache_dir_size), not args.no_reuse,
+        args.cache_dir, _megabytes(args.cache_dir_size),
+        log_requests=args.log_requests, reuse=not args.no_reuse,
     )  # fmt: skip
     if not (keys or options.unix or local_hosts(options.host)):
         note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")

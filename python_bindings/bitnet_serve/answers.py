@@ -144,7 +144,11 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
         await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
             sending.result()
+        scope["state"]["left"] = not sending.done()
     finally:
+        prompts = {id(ask.prompt): len(ask.prompt) for ask in work.asks}
+        made = sum(choice.end.completion_tokens for choice in choices if choice.end)
+        scope["state"]["tokens"] = sum(prompts.values()), made
         work.served.scheduler.cancel([task for task, choice in zip(tasks, choices, strict=True) if not choice.end])
         for each in (sending, leaving):
             each.cancel()

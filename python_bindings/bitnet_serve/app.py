@@ -25,6 +25,7 @@ from bitnet_serve import body, chat, completions, embeddings, fields, infill, me
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error, refuse
 from bitnet_serve.models import Served
+from bitnet_serve.request_log import LEFT
 from bitnet_serve.scheduler import OverloadedError
 from bitnet_serve.shelf import Shelf
 from bitnet_serve.turns import Turns
@@ -169,7 +170,9 @@ class Api:
             async with self._turn(request, asked):
                 texts = await asyncio.to_thread(embeddings.understand, served, asked)
             work = embeddings.compute(served, texts, client_of(request))
-            return JSONResponse(await unless_gone(request, work))
+            found = await unless_gone(request, work)
+            request.scope["state"]["tokens"] = found["usage"]["prompt_tokens"], 0
+            return JSONResponse(found)
         finally:
             leave()
 
@@ -198,6 +201,7 @@ class Api:
 
     async def _entered(self, request: Request, asked: Mapping[str, Any]) -> tuple[Served, Callable[[], None]]:
         served, adapter = self._shelf.asked(asked)
+        request.scope["state"]["model"] = served.name if adapter is None else f"{served.name}:{adapter}"
         give_back = served.scheduler.enter(client_of(request))
         try:
             await unless_gone(request, self._shelf.enter(served))
@@ -322,4 +326,4 @@ async def failed(request: Request, error: Exception) -> Response:
 
 async def nobody(request: Request, error: Exception) -> Response:
     """The client left before the request was whole: nobody reads this."""
-    return Response(status_code=400)
+    return Response(status_code=LEFT)

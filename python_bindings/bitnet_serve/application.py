@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.model import Model
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
 from bitnet_serve.models import Loader, Served
+from bitnet_serve.request_log import RequestLog
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Memory, Sessions
 from bitnet_serve.shelf import Shelf
@@ -39,6 +40,7 @@ class Options:
     models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
     cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
     cache_dir_size: int = 1_000_000_000  # bytes
+    log_requests: bool = False  # a line for each answer on standard error
     reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
@@ -57,10 +59,11 @@ class Application:
         self.api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
         hosts = set() if options.unix else local_hosts("localhost" if options.allow_hosts else options.host)
         hosts |= {name.lower() for name in [options.host, *options.allow_hosts]} if hosts else set()
-        self._guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins)
+        guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins)
+        self._outermost: ASGIApp = RequestLog(guard) if options.log_requests else guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._guard(scope, receive, send)
+        await self._outermost(scope, receive, send)
 
     def _shelf(self, models: Mapping[str, Loader], options: Options) -> Shelf:
         rooms = list[int]()

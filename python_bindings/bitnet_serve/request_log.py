@@ -1,0 +1,54 @@
+"""A line for each answer on standard error: who asked, how much, how long it took. Never what was said."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from datetime import UTC, datetime
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bitnet_runtime.terminal import escape, say
+
+LEFT = 499  # of a client that left before its answer was whole, as others log it
+SHOWN = 100  # characters of a path or a name
+
+
+class RequestLog:
+    """Around the whole application. What it learns of a request stands in the state of its scope: model and tokens."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":  # probes and pages would be most of it
+            return await self._app(scope, receive, send)
+        begin, name = time.perf_counter(), f"req_{secrets.token_hex(12)}"
+        status, ended = LEFT, False
+        state = scope.setdefault("state", {})
+
+        async def noted(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._say(scope, name, LEFT if state.get("left") or not ended else status, time.perf_counter() - begin)
+
+    @staticmethod
+    def _say(scope: Scope, name: str, status: int, seconds: float) -> None:
+        state, (address, *_) = scope["state"], scope.get("client") or ["-"]
+        read, made = state.get("tokens", ("-", "-"))
+        told = {
+            "id": name, "address": address, "path": scope["path"], "model": state.get("model", "-"), "tokens_in": read,
+            "tokens_out": made, "seconds": f"{seconds:.3f}", "status": status,
+        }  # fmt: skip
+        words = (f"{key}={escape(str(value))[:SHOWN].replace(' ', '%20')}" for key, value in told.items())
+        with contextlib.suppress(OSError):  # nobody reads it any more, and answers go on
+            say(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {' '.join(words)}")
