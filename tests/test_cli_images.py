@@ -16,6 +16,7 @@ from PIL import Image
 from bitnet.data import conversations
 from bitnet.data.corpus import DataError
 from bitnet_cli import main
+from bitnet_export import random_adapter
 from bitnet_runtime import Model
 from test_image_prompts import PARTS
 from test_model_images import CAT, DOG, IMAGE, VOCAB, N, packed
@@ -62,6 +63,17 @@ def test_similarity_shows_the_texts_of_each_picture_best_first(folder: Path) -> 
     assert "the model judges pairs (sigmoid)" in err
     flagged = bitnet("similarity", *pictures, "-m", folder / "towers", *options, "--quiet")
     assert flagged == (0, out, "")
+
+
+def test_similarity_with_an_adapter(folder: Path, tmp_path: Path) -> None:
+    random_adapter(folder / "clip", tmp_path / "a.bitnet")
+    picture, texts = str(folder / "a cat.png"), ["a cat", "a dog"]
+    options = ["-p", texts[0], "-p", texts[1], "--json", "--quiet"]
+    code, out, _ = bitnet("similarity", folder / "clip", picture, *options, "--adapter", tmp_path / "a.bitnet")
+    with Model.load(folder / "clip", adapters=[tmp_path / "a.bitnet"]) as model:
+        changed, plain = (model.similarity(picture, texts, adapter=name) for name in ("a", None))
+    assert code == 0 and (changed != plain).all()
+    np.testing.assert_allclose(json.loads(out)["scores"], changed, rtol=1e-6)
 
 
 def test_similarity_as_json_and_texts_of_a_file(folder: Path, tmp_path: Path) -> None:

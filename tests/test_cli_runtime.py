@@ -247,6 +247,20 @@ def test_bench_json(models: Path) -> None:
     assert found["peak_rss_mb"] < 100
 
 
+def test_bench_with_an_adapter(models: Path, tmp_path: Path) -> None:
+    """Which is read for each token; what is no adapter of the model is refused."""
+    args = ["bench", models / "small", "-t", 1, "--prompt", 8, "--gen", 4, "--repeat", 1, "--json"]
+    random_adapter(models / "small", tmp_path / "a.bitnet")
+    found = [json.loads(bitnet(*args, *more).stdout) for more in ([], ["--adapter", tmp_path / "a.bitnet"])]
+    size = (tmp_path / "a.bitnet").stat().st_size
+    weights = [each["model"]["weight_bytes_per_token"] for each in found]
+    assert weights[1] == weights[0] + size and found[1]["decode"]["tok_s"] > 0
+    done = bitnet(*args, "--adapter", models / "script")
+    assert done.returncode == 1 and str(models / "script") in done.stderr
+    done = bitnet("bench", "--shape", "tiny", "--adapter", tmp_path / "a.bitnet")
+    assert done.returncode == 2 and "--adapter goes with the packed file that it belongs to" in done.stderr
+
+
 def test_bench_at_any_depth() -> None:
     """What nobody computes does not take long, and the context is what it has to be."""
     done = bitnet("bench", "--shape", "mini-gpt", "-t", 1, "--depth", 20_000, "--gen", 4, "--repeat", 1)

@@ -11,12 +11,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bitnet_cli.arguments import at_least, encodings, refuse
-from bitnet_cli.model_options import add_model, load_options, model_path
+from bitnet_cli.model_options import add_adapter, add_model, load_options, model_path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure a packed file, or random weights of a given shape written to a temporary file."
     add_model(parser)
+    add_adapter(parser)
     parser.add_argument(
         "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, gguf, mini-gpt"
     )
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         return refuse("give either a packed file or --shape NAME")
     if path is not None and args.encoding:
         return refuse("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
+    if path is None and args.adapter:
+        return refuse("--adapter goes with the packed file that it belongs to, and --shape has random weights")
     needed = args.depth + max(args.prompt or USUAL, (args.gen or USUAL) + 1)
     with nullcontext(path) if path else _random_file(args.shape, needed, args.encoding or "2.0") as file:
         figures = bench(

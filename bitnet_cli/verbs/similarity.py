@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bitnet_cli.arguments import refuse
-from bitnet_cli.model_options import add_model, note, opened
+from bitnet_cli.model_options import adapter_of, add_adapter, add_model, note, opened
 from bitnet_cli.texts import lines_of, read_text
 from bitnet_runtime.terminal import escape
 
@@ -24,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-p, which may be repeated, or are the lines of -f."
     )
     add_model(parser)
+    add_adapter(parser, "an adapter of the model, which changes the vectors of texts (docs/adapters.md)")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a picture: png, jpeg, webp, gif, bmp, tiff, ppm")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
         note(args, escape(str(model)))
         kind = "sigmoid" if is_of_pairs(model.require_similarity()) else "softmax"
-        scores = model.similarity(images, texts)
+        scores = model.similarity(images, texts, adapter=adapter_of(model))
         rows = likely(scores, model.require_similarity())
     if args.json:
         values = {"scores": _plain(scores), "probabilities": _plain(rows), "kind": kind}

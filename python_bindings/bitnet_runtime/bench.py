@@ -43,11 +43,13 @@ def bench(
     repeat: int = 3,
     **load: Any,
 ) -> dict[str, Any]:
-    """Everything `bitnet bench --json` prints. `load` goes to Model.load; speeds and limits are medians of `repeat`.
+    """Everything `bitnet bench --json` prints. `load` goes to Model.load; of its list of adapters the first is
+    measured. Speeds and limits are medians of `repeat`.
 
     prompt, gen: tokens; None: USUAL, or as many as fit the context. depth: tokens that are there before, of which the
     first COMPUTED were computed and the others have copies of their keys and values.
     """
+    load["adapters"] = [os.fspath(file) for file in load.get("adapters", ())]
     job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
     command = [sys.executable, "-P", "-m", "bitnet_runtime.bench", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -96,7 +98,9 @@ def measure(
     model = Model.load(path, **load)
     verified = time.perf_counter() - begin
     prompt, gen, needed = _lengths(model, prompt, gen, depth)
-    with model, model.session(n_ctx=needed) as session:
+    adapter = next(iter(model.adapters), None)
+    added = sum(os.stat(file).st_size for file in model.files[1:])  # all of which is read for a token
+    with model, model.session(n_ctx=needed, adapter=adapter) as session:
         draw = random.Random(0)
         tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]
         if depth:
@@ -119,7 +123,7 @@ def measure(
             peak.append(machine.int8_peak(model.isa, model.threads))
         info, session_bytes = model.info, session.nbytes
         left_out = statistics.median(skipped)
-        bytes_per_token = info.bytes_per_token + model.kv_bytes(depth + gen // 2) - left_out
+        bytes_per_token = info.bytes_per_token + added + model.kv_bytes(depth + gen // 2) - left_out
         decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
         seconds = [statistics.median(times) for times in zip(*rows, strict=True)]
         return {
@@ -132,9 +136,9 @@ def measure(
             "peak_rss_mb": memory / 1e6,
             "session_mb": session_bytes / 1e6,
             "model": {
-                "file_mb": info.file_bytes / 1e6,
+                "file_mb": (info.file_bytes + added) / 1e6,
                 "ternary_weights": info.ternary_weights,
-                "weight_bytes_per_token": info.bytes_per_token,
+                "weight_bytes_per_token": info.bytes_per_token + added,
             },
             "decode": {
                 "n": gen,

@@ -271,15 +271,21 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         return embed(self, filled, pooling, adapter)
 
     def similarity(
-        self, images: Image | Sequence[Image], texts: Prompt | Sequence[Prompt], *, probabilities: bool = False
+        self,
+        images: Image | Sequence[Image],
+        texts: Prompt | Sequence[Prompt],
+        *,
+        probabilities: bool = False,
+        adapter: str | None = None,
     ) -> NDArray[np.float32]:
         """How well pictures and texts fit: float32 (pictures, texts), of one or of lists.
 
         The cosine of their vectors times the scale that the model learned, plus its bias. probabilities: of each pair
         by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
+        adapter: of the vectors of texts; those of pictures have none.
         """
         seen = self.require_similarity()
-        logits = scaled(cosines(self.embed_images(images), self.embed(texts)), seen)
+        logits = scaled(cosines(self.embed_images(images), self.embed(texts, adapter=adapter)), seen)
         return likely(logits, seen) if probabilities else logits
 
     def __repr__(self) -> str:
