@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import struct
 import threading
@@ -304,3 +305,30 @@ def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest
     assert (found[2][0], found[2][1]["error"]["type"]) == (500, "server_error")
     assert [found[index][1]["usage"]["completion_tokens"] for index in (1, 3, 4, 5)] == [50] * 4
     wait(lambda: idle(serving))
+
+
+def test_bodies_that_come_take_memory_that_has_an_end(tmp_path: Path) -> None:
+    """Before it is known which model they ask, and so whether there is a place. A client leaves others as much."""
+    body = json.dumps({"prompt": [1], "max_tokens": 1, "user": "x" * 900}).encode()
+    with served(small_model(tmp_path), max_body=1000, api_keys=["a", "b"]) as serving:
+
+        def begun(key: str) -> socket.socket:
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            return connect(serving, head.encode() + body[:-1])
+
+        def asked(key: str) -> int:
+            return request(serving, "POST", "/v1/completions", body, {"authorization": f"Bearer {key}"})[0]
+
+        every = [begun("a") for _ in range(30)]
+        most = 16_000 // (len(body) - 1)
+        wait(lambda: len(select.select(every, [], [], 0)[0]) == len(every) - most)
+        refused = select.select(every, [], [], 0)[0]
+        assert all(b" 503 " in until(each, b"being read; try again later") for each in refused)
+        assert (asked("a"), asked("b")) == (503, 200)
+        first = next(each for each in every if each not in refused)
+        first.sendall(body[-1:])
+        assert until(first, b"seed").startswith(b"HTTP/1.1 200")
+        for each in every:
+            each.close()
+        wait(lambda: asked("a") == 200)

@@ -62,6 +62,7 @@ POLICY = (
     f"default-src 'none'; script-src {_only('script')}; style-src {_only('style')}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+BODIES = 32  # of the largest, that may come at a time
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
 LONG = 128 << 10  # bytes of one whose text becomes tokens in its turn: of 1 MiB it may take a second and 300 MB
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
@@ -81,6 +82,7 @@ class Api:
         self.draining = False
         self._formats = Turns("formats of other requests are being compiled", 2.5)
         self._pictures = Turns("pictures of other requests are being decoded", 30)
+        self._bodies = body.Room(BODIES * most_body)
         self._long = Turns("long texts of other requests are being read", 30)
 
     def application(self) -> Starlette:
@@ -193,9 +195,19 @@ class Api:
         """The model, loaded; what is asked; and what gives the place back that the request now has."""
         if self.draining:
             raise shutting_down()
-        data = await body.read(request, self._most_body)
-        request.state.long = len(data) >= LONG
-        asked = body.parse(data) if len(data) < AT_ONCE else await asyncio.to_thread(body.parse, data)
+        held, client = 0, client_of(request)
+
+        def take(n: int) -> None:
+            nonlocal held
+            self._bodies.take(n, client)
+            held += n
+
+        try:
+            data = await body.read(request, self._most_body, take)
+            request.state.long = len(data) >= LONG
+            asked = body.parse(data) if len(data) < AT_ONCE else await asyncio.to_thread(body.parse, data)
+        finally:
+            self._bodies.give(held, client)
         served, leave = await self._entered(request, asked)
         return served, asked, leave
 

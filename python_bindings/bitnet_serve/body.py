@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
 from bitnet_runtime.errors import shown
 from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.scheduler import PATIENCE, OverloadedError
 
 SECONDS = 30.0  # for a whole body
 MOST_DIGITS = 4000  # of a whole number; Python reads 4,300
 
 
-async def read(request: Request, most: int) -> bytes:
-    """All of it. Raises ApiError, and ClientDisconnect."""
+class Room:
+    """Memory for bodies that come, before their requests have places: which model they ask stands in them.
+
+    Nobody has more of it than he leaves to others, so one alone may have half."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: Counter[object] = Counter()  # bytes of each client
+
+    def take(self, n: int, client: object) -> None:
+        """Raises OverloadedError: there is not so much."""
+        if self._held[client] + n > self._most - self._held.total() - n:
+            raise OverloadedError("bodies of other requests are being read; try again later", PATIENCE)
+        self._held[client] += n
+
+    def give(self, n: int, client: object) -> None:
+        self._held -= Counter({client: n})  # drops those who have none
+
+
+async def read(request: Request, most: int, take: Callable[[int], None]) -> bytes:
+    """All of it. take: room for so many bytes. Raises ApiError, OverloadedError, and ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a form of another site's page could send other types without asking
         raise ApiError(415, f"content-type is {kind[:80]!r}, expected application/json", "unsupported_media_type")
@@ -33,6 +55,7 @@ async def read(request: Request, most: int) -> bytes:
                 size += len(chunk)
                 if size > most:
                     raise _too_large(most)
+                take(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {SECONDS:g} s", "timeout") from None
@@ -73,4 +96,4 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
 
 
-__all__ = ["ClientDisconnect", "parse", "read"]
+__all__ = ["ClientDisconnect", "Room", "parse", "read"]
