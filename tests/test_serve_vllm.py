@@ -117,3 +117,14 @@ def test_ends_that_cannot_be(serving: Serving) -> None:
         for stream in (False, True):
             status, answer = post(serving, "/v1/completions", {"prompt": "x", "stream": stream, **more})
             assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_an_answer_is_not_longer_than_the_context(serving: Serving, model: Model) -> None:
+    """usage counts no more than max_model_len, unless the prompt has all of it: then a score of one token is wanted."""
+    for n, total in ((200, 256), (255, 256), (256, 257)):
+        for most in (-1, 400):
+            asked = {"prompt": [1] * n, "max_tokens": most, "ignore_eos": True}
+            status, answer = post(serving, "/v1/completions", asked)
+            assert status == 200 and answer["usage"]["total_tokens"] == total
+            assert answer["choices"][0]["finish_reason"] == "length"
+    assert model.n_ctx == 256

@@ -141,8 +141,10 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
     base = asks[0].options.seed
     first = secrets.randbits(32) if base is None else base
 
-    def seeded(options: Sampling, index: int) -> Sampling:
-        return replace(options, seed=(first + index) % 2**64)
+    def limited(ask: Ask, index: int) -> Sampling:
+        """What fits the context with all of its tokens. One more could be chosen, and is where the prompt fills it."""
+        room, most = max(1, model.n_ctx - len(ask.prompt)), ask.options.max_tokens
+        return replace(ask.options, seed=(first + index) % 2**64, max_tokens=room if most is None else min(most, room))
 
     each = [ask for ask in asks for _ in range(n)]
     for ask in each:
@@ -150,10 +152,7 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
             raise refuse("a receipt is of tokens alone, and images are given", "receipt")
         if ask.receipt:
             model.digest  # noqa: B018  hashes the file now, and not while others wait for tokens
-    return [
-        replace(ask, options=seeded(ask.options, index), guide=model.guide(ask.options))
-        for index, ask in enumerate(each)
-    ]
+    return [replace(ask, options=limited(ask, index), guide=model.guide(ask.options)) for index, ask in enumerate(each)]
 
 
 @dataclass
