@@ -127,6 +127,14 @@ def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
     assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | nothing)[0] == 200
 
 
+def test_an_address_with_and_without_v1(serving: Serving) -> None:
+    """A client that was given another address than it expects is told so."""
+    for asked, meant in (("/chat/completions", CHAT), ("/v1/v1/messages", "/v1/messages"), ("/v1/metrics", "/metrics")):
+        _, answer = post(serving, asked, {})
+        assert answer["error"]["message"] == f"there is no POST {asked!r}; did you mean {meant}?"
+    assert post(serving, "/nothing", {})[1]["error"]["message"] == "there is no POST '/nothing'"
+
+
 def test_the_opposite_is_not_proposed(serving: Serving) -> None:
     for name, expected in (("max_p", ""), ("max_tokns", "; did you mean 'max_tokens'?")):
         _, answer = post(serving, CHAT, {"messages": MESSAGES, name: 1})
