@@ -219,3 +219,11 @@ def test_stop_texts_by_every_name(serving: Serving, asked: dict[str, Any], text:
 def test_fields_that_are_refused(serving: Serving, path: str, body: dict[str, Any], param: str) -> None:
     status, answer = post(serving, path, body, **{"x-api-key": "key"})
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_agents_may_ask_for_thoughts_that_there_are_not(client: OpenAI) -> None:
+    """As Codex does in each request."""
+    answer = client.responses.create(model="script", input="go", include=["reasoning.encrypted_content"], store=False)
+    assert answer.output_text == "Good day, €!" and [item.type for item in answer.output] == ["message"]
+    with pytest.raises(openai.BadRequestError, match="include is not supported"):
+        client.responses.create(model="script", input="go", include=["message.output_text.logprobs"])

@@ -21,12 +21,14 @@ KNOWN = frozenset([
     "include", "reasoning", "truncation", "previous_response_id", "conversation", "background", "prompt",
     "max_tool_calls", "top_logprobs",
 ])  # fmt: skip
+NO_ANSWER_HAS = "reasoning.encrypted_content"  # and so it is left out, as agents ask for it whatever the model
 
 
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    fields.unsupported(body, "previous_response_id", "conversation", "prompt", "include")
+    wanted = [each for each in fields.take(body, "include", list, []) if each != NO_ANSWER_HAS]
+    fields.unsupported({**body, "include": wanted}, "previous_response_id", "conversation", "prompt", "include")
     if body.get("background"):
         raise refuse("background is not supported by this server", "background", "unsupported_parameter")
     if body.get("truncation", "disabled") != "disabled":
