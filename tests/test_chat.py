@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,19 @@ def test_many_messages_are_not_a_bomb() -> None:
 def test_what_is_no_json_is_refused_in_one_line(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"^messages"):
         render(TEMPLATE, [{"role": "user", "content": "x", "tool_calls": [value]}])
+
+
+def test_what_is_nested_too_deeply_is_told() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # other tests may have left more
+    try:
+        with pytest.raises(InvalidParameterError, match=r"^messages, or tools or variables beside them, are nested"):
+            ChatTemplate(TEMPLATE).render(HELLO, NAMES, variables=deep)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,10 @@ class ChatTemplate:
             given = _json(_map_text(expected, change))
         except InvalidParameterError:
             raise
-        except (RecursionError, TypeError, ValueError) as error:
+        except RecursionError:
+            why = "messages, or tools or variables beside them, are nested too deeply, expected some ten levels"
+            raise InvalidParameterError(why, "messages") from None
+        except (TypeError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
         more: dict[str, Any] = {"documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
