@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
+from bitnet_serve import models
+from bitnet_serve.models import Served
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import LEASE, Memory
 from runtime_models import SMALL, slow_model, small_model
@@ -160,7 +162,7 @@ def test_a_file_that_is_another_now_is_loaded_again(paths: list[Path], tmp_path:
     assert found == expected
 
 
-def test_a_file_that_changes_while_it_answers(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was replaced goes on, and one that was written to is refused."""
     slow = slow_model(tmp_path)
     with served(slow) as serving:
@@ -171,7 +173,11 @@ def test_a_file_that_changes_while_it_answers(tmp_path: Path) -> None:
         status, answer = ask(serving, "slow")
         assert (status, answer["error"]["code"]) == (503, "model_changed")
         shutil.copy(slow, tmp_path / "new").rename(slow)
+        looks: list[int] = []
+        monkeypatch.setattr(Served, "_look", lambda served: looks.append(1) or [models._identity(slow)])
         assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 1
+        assert len(looks) == 2  # at first, and when no other request loads it any more
+        monkeypatch.undo()
         stream.close()
         wait(lambda: not serving.models["slow"].users)
         assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 2

@@ -96,15 +96,12 @@ class Served:
             model.close()
 
     @property
-    def outdated(self) -> bool:
-        """Whether another file is in the place of one that it was loaded from, or that one was written to."""
-        return any(now and now != then for now, then in zip(self._look(), self._files, strict=True))
-
-    @property
-    def damaged(self) -> bool:
-        """Whether one was written to: what is computed with it is of no file."""
-        both = zip(self._look(), self._files, strict=True)
-        return any(now and then and now != then and now[:2] == then[:2] for now, then in both)
+    def change(self) -> str:
+        """Of the files that it was loaded from: "" where none is another now, "replaced", or "written" where one was
+        written to, and what is computed with it is of no file."""
+        other = [(now, then) for now, then in zip(self._look(), self._files, strict=True) if now and now != then]
+        written = any(then and now[:2] == then[:2] for now, then in other)
+        return "written" if written else "replaced" if other else ""
 
     def _look(self) -> list[tuple[int, ...] | None]:
         """Which files there are: device and number, size, when they were written; None: none, or not to be seen."""

@@ -67,10 +67,10 @@ class Shelf:
     async def enter(self, served: Served) -> None:
         """From now on it is loaded, until `leave`. Raises ApiError: it cannot be loaded."""
         loads = served.loads
-        if not served.loaded or self._crowded or served.outdated:
+        if not served.loaded or self._crowded or served.change:
             async with self._lock:
-                if served.loaded and served.outdated:
-                    await self._renew(served)
+                if served.loaded and (change := served.change):
+                    await self._renew(served, change)
                 if not served.loaded:
                     if served.failure and served.loads > loads:  # while this request waited: once is enough
                         raise served.failure
@@ -83,12 +83,12 @@ class Shelf:
         served.users -= 1
         self._left.set()
 
-    async def _renew(self, served: Served) -> None:
+    async def _renew(self, served: Served, change: str) -> None:
         """Of a model whose file is another now: unload it. What was mapped stays until nobody needs it."""
         if not served.users:
             log.warning("%s: its file has changed, so it is loaded again", served.name)
             await self._unload(served)
-        elif served.damaged:
+        elif change == "written":
             raise ApiError(
                 503, f"the file of the model {served.name} was written to while it answers; ask again. A file that is "
                 "served is replaced by a rename", "model_changed", "model", retry_after=1,
