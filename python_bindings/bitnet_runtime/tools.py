@@ -63,10 +63,9 @@ class Tools:
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise InvalidParameterError(f"tools has {twice!r} twice, expected different names", "tools")
         if (choice not in CHOICES and choice not in names) or (choice == "required" and not names):
-            known = f"of {', '.join(names):.200}" if names else "and no tools are given"
-            raise InvalidParameterError(
-                f"tool_choice is {shown(choice)}, expected {', '.join(CHOICES)}, or a name {known}", "tool_choice"
-            )
+            known = f"{', '.join(CHOICES)}, or a name of {', '.join(names):.200}"
+            expected = f"expected {known}" if names else "and no tools are given; give some, or auto or none"
+            raise InvalidParameterError(f"tool_choice is {shown(choice)}, {expected}", "tool_choice")
         if len(_json([function.entry() for function in functions])) > MOST_BYTES:
             raise InvalidParameterError(f"tools are larger than {MOST_BYTES:,} bytes as JSON", "tools")
         return None if choice == "none" or not names else cls(functions, choice, parallel)
