@@ -57,6 +57,14 @@ def test_some_of_the_tools_are_allowed(client: OpenAI) -> None:
     assert [item.name for item in response.output if item.type == "function_call"] == ["clock"]
 
 
+def test_tokens_with_tools_are_those_of_the_chat(serving: Serving, client: OpenAI) -> None:
+    """As vLLM has it: so a program knows whether they fit."""
+    status, answer = post(serving, "/tokenize", {"model": "two", "messages": ASK, "tools": TOOLS})
+    assert status == 200 and answer["count"] == prompt_tokens(client, "two", tools=TOOLS) > prompt_tokens(client, "two")
+    status, answer = post(serving, "/tokenize", {"model": "two", "prompt": "x", "tools": TOOLS})
+    assert (status, answer["error"]["param"]) == (400, "tools")
+
+
 def test_functions_as_they_were_before_tools(client: OpenAI) -> None:
     functions: Any = [tool["function"] for tool in TOOLS]
     asked: dict[str, Any] = {"messages": ASK, "functions": functions}

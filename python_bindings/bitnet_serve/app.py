@@ -20,10 +20,20 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
-from bitnet_runtime.model import Model
-from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, openapi, responses
+from bitnet_serve import (
+    body,
+    chat,
+    completions,
+    embeddings,
+    infill,
+    messages,
+    metrics,
+    openapi,
+    responses,
+    tokens,
+)
 from bitnet_serve.answers import Work, respond, until_gone
-from bitnet_serve.errors import ApiError, api_error, refuse
+from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
 from bitnet_serve.request_log import LEFT
 from bitnet_serve.scheduler import OverloadedError
@@ -98,8 +108,8 @@ class Api:
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.computing(messages.counted), methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info),
-            Route("/tokenize", self.computing(tokenized), methods=["POST"]),
-            Route("/detokenize", self.computing(detokenized), methods=["POST"]),
+            Route("/tokenize", self.computing(tokens.tokenized), methods=["POST"]),
+            Route("/detokenize", self.computing(tokens.detokenized), methods=["POST"]),
             *(Route(path, self.generating(how), methods=["POST"]) for path, how in GENERATING.items()),
         ]
         expected = (ApiError, BitnetError, OverloadedError, HTTPException)
@@ -137,7 +147,7 @@ class Api:
         """What programs that score texts over HTTP ask for, in the names of vLLM."""
         served, leave = await self._entered(request, dict(request.query_params))
         try:
-            return JSONResponse(await asyncio.to_thread(tokenizer_info, served.model))
+            return JSONResponse(await asyncio.to_thread(tokens.tokenizer_info, served.model))
         finally:
             leave()
 
@@ -243,41 +253,6 @@ class Answer(Response):
             await respond(self._work, scope, receive, send)
         finally:
             self._leave()
-
-
-def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
-    fields.check_known(asked, chat.TOKENIZE, samples=False)
-    if "messages" in asked:
-        if "prompt" in asked:
-            raise refuse("prompt is given beside messages, expected one of them", "prompt")
-        if fields.take(asked, "add_special_tokens", bool, False):
-            raise refuse(
-                "add_special_tokens goes with prompt; a template says itself which there are", "add_special_tokens"
-            )
-        tokens = chat.prompt_tokens(served.model, *chat.framed(asked, chat.messages(asked)), None)
-    elif mine := [name for name in chat.FRAME if name in asked]:
-        raise refuse(f"{mine[0]} goes with messages, and prompt is a text of its own", mine[0])
-    else:
-        add = fields.take(asked, "add_special_tokens", bool, True)
-        tokens = served.model.tokenize(fields.text(asked, "prompt"), add_bos=add)
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": served.model.n_ctx}
-
-
-def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
-    fields.check_known(asked, ("model", "tokens"), samples=False)
-    if "tokens" not in asked:
-        raise refuse("tokens is missing, expected token ids", "tokens", "missing_required_parameter")
-    tokens: list[Any] = fields.take(asked, "tokens", list, [])
-    if any(isinstance(token, bool) for token in tokens):  # which Python takes for 0 and 1
-        raise refuse("tokens has true or false, expected token ids, as in [1, 2, 3]", "tokens")
-    return {"prompt": served.model.detokenize(tokens, skip_special=False)}
-
-
-def tokenizer_info(model: Model) -> dict[str, Any]:
-    named = model.special_tokens
-    names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    tokens = {name: named.get(name) or None for name in names}
-    return tokens | {"chat_template": model.template_source or None, "model_max_length": model.n_ctx}
 
 
 def client_of(request: Request) -> object:

@@ -31,7 +31,6 @@ KNOWN = frozenset([
     "tool_choice", "parallel_tool_calls", "functions", "function_call", "receipt", "modalities", "audio",
     "web_search_options", *FRAME,
 ])  # fmt: skip
-TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", *FRAME)
 MOST_MESSAGES = 1024
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
-from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses
+from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses, tokens
 from bitnet_serve.logprobs import MOST
 
 TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
@@ -59,7 +59,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "/v1/fim/completions": (infill.KNOWN_FIM, ["prompt"], {}, True),
         "/infill": (infill.KNOWN, [], editors, True),
         "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": INPUT}, False),
-        "/tokenize": (chat.TOKENIZE, [], {"add_special_tokens": FLAG}, False),
+        "/tokenize": (tokens.KNOWN, [], {"add_special_tokens": FLAG}, False),
         "/detokenize": (("model", "tokens"), [], {"tokens": TOKENS | {"minItems": 0}}, False),
     }  # fmt: skip
 
