@@ -259,6 +259,12 @@ def test_refusals(
     ("argv", "message"),
     [
         (["--context", "33"], "--context is 33, the model has at most 32; lower it, or add --set max_context=33"),
+        (["--context", "1"], "--context is 1, expected 2 or more to learn the next token; raise it"),
+        (["--set", "max_context=1"], "max_context is 1, expected 2 or more to learn the next token; raise it"),
+        (
+            ["--set", "max_context=2", "--draft"],
+            "max_context is 2, expected 3 or more to learn the next token and a draft; raise it",
+        ),
         (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', which is no file, expected bpe, "),
         (["--report-to", "tensorboard"], "needs tensorboard"),
         (["--report-to", "wandb"], "needs wandb"),

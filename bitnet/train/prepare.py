@@ -225,6 +225,12 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
             f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "
             f"lower it, or add --set max_context={settings.context}"
         )
+    context, least = settings.context or config.max_context, 3 if settings.draft else 2
+    if settings.objective == "next" and context < least:  # one token says nothing of the next, nor two of a guess
+        raise TrainingError(
+            f"{'--context' if settings.context else 'max_context'} is {context}, expected {least} or more to learn "
+            f"the next token{' and a draft' * settings.draft}; raise it"
+        )
     if new_words and not Path(settings.tokenizer).is_file():
         tokenizer.check_kind(settings.tokenizer)
     reporting.check(settings)
