@@ -32,14 +32,18 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 def unsupported(file: PackedFile, form: str) -> list[str]:
     """What the graph cannot say of a file, by name; empty when it can say all."""
     found = [problem for config in file.configs for problem in not_yet(config)]
-    found += [f"adapter_rank = {config.adapter_rank}" for config in file.configs if config.adapters]
+    found += [
+        f"it contains adapters (adapter_rank = {config.adapter_rank}), which no graph has; give the model without them"
+        for config in file.configs
+        if config.adapters
+    ]
     if not found:
         try:
             file.config  # noqa: B018  (whether there is one)
         except PackedFormatError as error:
             found.append(str(error))
     if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
-        found.append("one scale per 128 weights (only in the forms 2bit and float)")
+        found.append("it has one scale per 128 weights, which the form int8 has not; add --form 2bit or --form float")
     return found
 
 
