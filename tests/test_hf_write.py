@@ -289,6 +289,7 @@ def test_greedy_defaults(tmp_path: Path) -> None:
         ({"o_bias": True}, "o_bias is True, it computes False"),
         ({"sub_norm": False, "n_experts": 3, "experts_per_token": 2}, "MixtralForCausalLM: its experts are parameters"),
         ({"sub_norm": False, "post_norm": True, "embedding_scale": 2.0}, "embedding_scale is 2.0, it computes 6.92820"),
+        ({"sub_norm": False, "post_norm": True, "embedding_scale": 2.0, "dim": 36}, "it computes 6.0;|computes 6.0$"),
         ({"rope_dim": 8}, "rope_dim is 8, only models whose whole heads turn"),
         ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
         ({"linear_norm": True}, "linear_norm with a quantized head"),

@@ -62,7 +62,7 @@ class Graph(NamedTuple):
         for field in plain.to_dict():
             allowed = self.computes.get(field, (getattr(plain, field),))
             if field not in self.free and getattr(config, field) not in allowed:
-                values = " or ".join(repr(value) for value in allowed)
+                values = " or ".join(dict.fromkeys(map(repr, allowed)))
                 found.append(f"{field} is {getattr(config, field)!r}, it computes {values}")
         return found
 
