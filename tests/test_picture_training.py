@@ -15,6 +15,7 @@ from bitnet.data import picture_rows, pictures, tokenizer
 from bitnet.settings import Settings
 from bitnet.train import sights
 from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import random_adapter
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model
 from picture_data import DECODER, TINY, TOWERS, captions, halves, lines, questions
@@ -238,6 +239,9 @@ def test_the_packed_file_does_what_was_learnt(
     assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--stride", "4") == 1
     assert bitnet("eval", tmp_path / "m.bitnet") == 1
     assert "give records of images with --data" in capsys.readouterr().err
+    random_adapter(tmp_path / "m.bitnet", tmp_path / "a.bitnet", rank=2)
+    assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--adapter", tmp_path / "a.bitnet") == 1
+    assert "models of text alone here; measure its run: bitnet eval RUN" in capsys.readouterr().err
 
 
 def test_the_engine_answers_and_finds_from_files(runs: Runs, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         with _in_engine(checkpoint or source, options) as model:
             _check_samples(model, args)
             if args.adapter and model.image:
-                raise ValueError("--adapter is for models of text alone here; leave it out")
+                raise ValueError("--adapter is for models of text alone here; measure its run: bitnet eval RUN")
             adapter = adapter_of(model)
             if args.tasks:
                 from bitnet.harness import report
