@@ -14,6 +14,7 @@ import torch
 from bitnet.data import dataset
 from bitnet.evaluate.loss import evaluate
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.source_model import read_checkpoint
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -212,6 +213,20 @@ def test_too_few_pairs_to_measure_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert bitnet("train", *options, "--data", tmp_path / "a.txt", "--out", tmp_path / "run") == 1
     assert "1 pairs to measure on, expected at least 2" in (error := capsys.readouterr().err)
     assert "step 1" not in error
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_is_finetuned_by_the_same_objective_learns_from_the_same(
+    name: str, runs: dict[str, tuple[str, Path]], tmp_path: Path
+) -> None:
+    data, source = runs[name]
+    objective = "next" if name == "prefix" else name
+    few = ["--steps", 1, "--batch", 4, "--threads", 1, "--objective", objective]
+    assert bitnet("finetune", source, "--out", tmp_path / "run", *few) == 0
+    before, after = (Checkpoint.open(folder).state for folder in (source, tmp_path / "run"))
+    assert after["settings"]["data"] == before["settings"]["data"] == [data] and after["data"] == before["data"]
+    others = {"next", "mlm", "contrastive"} - {objective}
+    assert not any("data" in read_checkpoint(source).defaults(objective=other)[0] for other in others)
 
 
 def test_the_objective_stays(runs: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]) -> None:

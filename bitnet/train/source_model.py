@@ -42,18 +42,20 @@ class Start:
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
     text: dict[str, Any] = field(default_factory=dict)  # what it learned from, as settings; empty: nobody knows
+    objective: str = "next"  # by which it learned from that
     step: str = ""  # the name of the checkpoint
 
     def defaults(
-        self, draft_only: bool = False, lora: bool = False, preference: bool = False
+        self, draft_only: bool = False, lora: bool = False, preference: bool = False, *, objective: str = "next"
     ) -> tuple[dict[str, Any], ModelConfig]:
         """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.
 
         draft_only, lora, preference: of a run that learns a draft alone, or adapters, or preferences.
+        objective: of the run; by another one it does not learn from the same text.
         """
         assert self.words
         settings, config = of_source(self.config, draft_only, lora, preference)
-        return self.text | settings, config
+        return (self.text if objective == self.objective else {}) | settings, config
 
     @property
     def words(self) -> Tokenizer:
@@ -93,6 +95,7 @@ def is_checkpoint(path: str | Path) -> bool:
 def read_checkpoint(path: str | Path) -> Start:
     """One of our own checkpoints, or the newest one of a run folder."""
     checkpoint = Checkpoint.open(path)
+    text, objective = _text_of(checkpoint.state_if_any.get("settings"))
     return Start(
         what=f"checkpoint {checkpoint.folder}",
         step=checkpoint.folder.name.removesuffix(".fallen"),
@@ -101,15 +104,17 @@ def read_checkpoint(path: str | Path) -> Start:
         tokenizer=checkpoint.words,
         template=checkpoint.template,
         generation=checkpoint.generation,
-        text=_text_of(checkpoint.state_if_any.get("settings")),
+        text=text,
+        objective=objective,
     )
 
 
-def _text_of(settings: Any) -> dict[str, Any]:
-    """What of the settings of a run says from what it learned; nothing where its text was another's, or no text."""
-    if not isinstance(settings, dict) or settings.get("objective") != "next" or settings.get("preference"):
-        return {}
-    return {name: settings[name] for name in TEXT if name in settings}
+def _text_of(settings: Any) -> tuple[dict[str, Any], str]:
+    """What of the settings of a run says from what it learned, and by which objective; nothing where those were
+    preferences."""
+    if not isinstance(settings, dict) or settings.get("preference"):
+        return {}, "next"
+    return {name: settings[name] for name in TEXT if name in settings}, str(settings.get("objective"))
 
 
 def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:

@@ -19,7 +19,7 @@ from typing import Any
 from bitnet import process
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
-from bitnet.settings import SOURCES, flag_of
+from bitnet.settings import SOURCES, Settings, flag_of
 from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
@@ -69,11 +69,14 @@ def train(
 
 def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
-    base = start.defaults(*(asks(given, name) for name in ("draft_only", "lora", "preference"))) if start else None
+    base = None
+    if start:
+        alone = (asks(given, name) for name in ("draft_only", "lora", "preference"))
+        base = start.defaults(*alone, objective=named(given, "objective") or Settings().objective)
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
-    inherits = start and any(map(start.text.get, SOURCES)) and not any(asks(given, name) for name in SOURCES)
+    inherits = base and any(map(base[0].get, SOURCES)) and not any(asks(given, name) for name in SOURCES)
     if inherits:
         say(f"{folder}: no --data, so it learns from the text that the source learned from")
     with _claimed(folder) as claim:
