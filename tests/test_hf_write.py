@@ -293,6 +293,7 @@ def test_greedy_defaults(tmp_path: Path) -> None:
         ({"rope_dim": 8}, "rope_dim is 8, only models whose whole heads turn"),
         ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
         ({"linear_norm": True}, "linear_norm with a quantized head"),
+        ({"linear_norm": True, "input": "embeddings", "tie_embeddings": False}, "input is 'embeddings', it computes"),
         ({"linear_norm": True, "ternary": ("q",)}, "linear_norm with projections of floats"),
     ],
 )

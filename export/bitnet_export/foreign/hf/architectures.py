@@ -210,7 +210,7 @@ def head_is_quantized(file: PackedFile) -> bool:
     if not file.configs[0].has_head:
         return False
     tables = {ROLES[r.key.role]: r for r in file.tensors.values() if ROLES[r.key.role] in ("embedding", "head")}
-    return tables.get("head", tables["embedding"]).scope != encodings.SCALE_NONE
+    return tables["head" if "head" in tables else "embedding"].scope != encodings.SCALE_NONE
 
 
 def quantizes(file: PackedFile) -> bool:
