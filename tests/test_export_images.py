@@ -28,7 +28,11 @@ from vision_models import CAUSAL, FAMILIES, PALIGEMMA, TOWERS, VISION, captions,
 
 torch.set_num_threads(1)
 
-ALL = FAMILIES | {"alone": VISION, "features": VISION.replace(pooling="none")}
+ALL = FAMILIES | {
+    "alone": VISION,
+    "features": VISION.replace(pooling="none"),
+    "pooled": CAUSAL.replace(vision={"pooling": "mean"}),  # a decoder is shown what is not pooled
+}
 
 
 def checkpoint_of(run: Path, config: ModelConfig) -> Path:

@@ -129,8 +129,10 @@ def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
         return engine.embed(texts.inputs.tolist(), pooling=engine.pooling or "last").astype(np.float64).ravel()
     with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
         seen = None
-        if texts.images is not None and config.vision:
-            seen = engine_sees(engine, config.vision, texts.images)
+        if texts.images is not None:
+            from bitnet_runtime import vision
+
+            seen = vision.encode(engine, texts.images)
         return np.concatenate(
             [_of_one(session, config, texts[i : i + 1], None if seen is None else seen[i]) for i in range(len(texts))]
         )
