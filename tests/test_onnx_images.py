@@ -171,6 +171,12 @@ def test_stacks_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     assert PackedFile.open(tmp_path / "n").config == TOWERS
 
 
+def test_a_decoder_whose_stack_of_images_has_a_pooling_is_refused(tmp_path: Path) -> None:
+    random_model(CAUSAL.replace(vision={"pooling": "mean"}), tmp_path / "m")
+    with pytest.raises(ValueError, match=r"has a pooling.*; make the model with vision\.pooling = none"):
+        write_onnx(tmp_path / "m", tmp_path / "onnx")
+
+
 @pytest.mark.parametrize("name", hf_vision.MAKE)
 def test_published_families_become_graphs(name: str, tmp_path: Path) -> None:
     """Of floats, and each with what it has: `write_onnx` holds them against the engine, image by image."""

@@ -37,6 +37,11 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
         for config in file.configs
         if config.adapters
     ]
+    if file.configs[0].image_token and any(seeing.pooling != "none" for seeing in file.configs[1:]):
+        found.append(
+            "its stack of images has a pooling, so the graph of that gives no vectors that a decoder is shown; "
+            "make the model with vision.pooling = none"
+        )
     if not found:
         try:
             file.config  # noqa: B018  (whether there is one)
