@@ -51,7 +51,9 @@ def test_the_same_answers(model: Model, tmp_path: Path) -> None:
             model.generate("Once", seed=seed, max_tokens=20).tokens for seed in range(8)
         ]
         with Model.load(tmp_path / "chat", threads=1) as chatting:
-            assert (await chatting.achat([{"role": "user", "content": "2 + 2?"}])).text == "Four."
+            asked = [{"role": "user", "content": "2 + 2?"}]
+            assert (await chatting.achat(asked)).text == "Four."
+            assert "".join([piece.text async for piece in chatting.astream_chat(asked)]) == "Four."
 
     asyncio.run(main())
     assert of(model) == 0

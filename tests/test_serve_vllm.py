@@ -53,6 +53,7 @@ def test_variables_of_the_template(serving: Serving, model: Model) -> None:
     tokens = model.apply_template([USER], variables=thoughtless)
     assert tokens.count(model.apply_template([USER])[3]) == 1
     assert model.render_template([USER], variables=thoughtless) == f"{before}-<|end|>"
+    assert model.chat([USER], variables=thoughtless, max_tokens=1).usage.prompt_tokens == len(tokens)
     for name in ("messages", "tools", "add_generation_prompt"):
         status, answer = post(serving, CHAT, {"messages": [USER], "chat_template_kwargs": {name: []}})
         assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")

@@ -276,10 +276,11 @@ def test_no_filter_needs_a_file() -> None:
     worker = Worker(str(rendering), ("jinja2", "markupsafe"))
     calls = [f"'<b>a b</b> http://x' | {name}{given}" for name in FILTERS for given in ("", "(1)", "('x')")]
     calls += [f"'a'.encode('{name}')" for name in ("cp1252", "idna", "utf-16", "latin-1", "punycode")]
+    given: dict[str, object] = {"most": 1 << 20, "variables": {"messages": [], "tools": None, "more": {}}}
     for call in [*calls, "lipsum()", "1.5 | round", "[1] | sum", "strftime_now('%c')"]:
-        request = {"source": f"{{{{ {call} }}}}", "most": 1 << 20, "variables": {"messages": [], "tools": None}}
-        assert b"opens a file" not in worker.ask(json.dumps(request).encode()), call
-    refused = {"source": "{{ 'a'.encode('cp037') }}", "most": 99, "variables": {"messages": [], "tools": None}}
+        answer = worker.ask(json.dumps(given | {"source": f"{{{{ {call} }}}}"}).encode())
+        assert b"opens a file" not in answer and b'"failed: ' not in answer, call
+    refused = given | {"source": "{{ 'a'.encode('cp037') }}"}
     assert b"failed in line 1: it opens a file" in worker.ask(json.dumps(refused).encode())
     worker.close()
 

@@ -111,7 +111,11 @@ class ModelAsync:
         """`generate` of one prompt. The answers to several take turns, a token each: `asyncio.gather`."""
         return await self.astream(prompt, **given).finish()
 
+    def astream_chat(self, messages: Sequence[Message], **given: Any) -> AsyncStream:
+        """`stream_chat` for `async for`."""
+        model: Any = self
+        return AsyncStream(lambda: model.stream_chat(messages, **given))
+
     async def achat(self, messages: Sequence[Message], **given: Any) -> Result:
         """`chat`."""
-        model: Any = self
-        return await AsyncStream(lambda: model.stream_chat(messages, **given)).finish()
+        return await self.astream_chat(messages, **given).finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -35,6 +35,7 @@ class ModelChat(ModelText):
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
+        variables: Mapping[str, Any] | None = None,
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
@@ -49,10 +50,12 @@ class ModelChat(ModelText):
 
         tools: functions of Python, or schemas as OpenAI has them. `Result.tool_calls` says which the model asks for,
         and with what; nothing is called here. tool_choice: "auto", "none", "required", or the name of one.
+
+        variables: more of the template's, such as {"enable_thinking": False}.
         """
         kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
         offered: dict[str, Any] = {"tools": tools, "tool_choice": tool_choice}
-        offered["parallel_tool_calls"] = parallel_tool_calls
+        offered |= {"parallel_tool_calls": parallel_tool_calls, "variables": variables}
         return finish(self.stream_chat(messages, **offered, **kept, **sampling))
 
     def stream_chat(
@@ -62,6 +65,7 @@ class ModelChat(ModelText):
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
+        variables: Mapping[str, Any] | None = None,
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
@@ -71,8 +75,8 @@ class ModelChat(ModelText):
         """`chat` as an iterator of pieces."""
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
         chosen = self.held_to_calls(asked, resolve(sampling, options, self.defaults))
-        prompt, images = self.apply_template(messages, asked), images_of(messages) or None
-        with self.counting_tools(messages, asked, prompt):
+        prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages) or None
+        with self.counting_tools(messages, asked, prompt, variables=variables):
             return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
 
     def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
