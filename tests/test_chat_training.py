@@ -13,6 +13,7 @@ import torch
 import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, dataset, files, packing, tokenizer
+from bitnet.data.dialogues import CHATML, END, START, Dialogues, Encoder, unwritten, with_template
 from bitnet.model.masks import positions
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
@@ -36,10 +37,10 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def encoder(template: str | None = None) -> tuple[conversations.Encoder, Any]:
+def encoder(template: str | None = None) -> tuple[Encoder, Any]:
     words = tokenizer.build("byte", [], 300)
-    template, generation = conversations.with_template(words, template, {})
-    return conversations.Encoder(words, template, generation), words
+    template, generation = with_template(words, template, {})
+    return Encoder(words, template, generation), words
 
 
 def learnt(dialogue: packing.Dialogue, words: Any) -> str:
@@ -47,13 +48,11 @@ def learnt(dialogue: packing.Dialogue, words: Any) -> str:
     return str(words.decode(dialogue.ids[dialogue.counts].tolist(), skip_special_tokens=False))
 
 
-def dialogues(n: int) -> tuple[conversations.Dialogues, Any]:
+def dialogues(n: int) -> tuple[Dialogues, Any]:
     encode, words = encoder()
     talks = [[{"role": "user", "content": "q" * (1 + i % 5)}, {"role": "assistant", "content": "a" * (1 + i % 7) + "b"}]
              for i in range(n)]  # fmt: skip
-    return conversations.Dialogues(
-        [conversations.Conversation(talk, str(i)) for i, talk in enumerate(talks)], encode, words
-    ), words
+    return Dialogues([conversations.Conversation(talk, str(i)) for i, talk in enumerate(talks)], encode, words), words
 
 
 # ---- labels ----
@@ -63,7 +62,7 @@ def test_only_answers_and_their_end_are_learnt() -> None:
     encode, words = encoder()
     (found,) = encode.encode(conversations.Conversation(TALK, "here"))
     assert learnt(found, words) == "Good day<|im_end|>So long<|im_end|>"
-    end, start = (words.token_to_id(text) for text in (conversations.END, conversations.START))
+    end, start = (words.token_to_id(text) for text in (END, START))
     assert found.ids[0] == tokenizer.END_ID and found.ids.tolist().count(start) == 4
     assert found.ids.tolist().count(end) == 4  # what the user typed is text
     assert found.ids[-1] == end and found.counts[-1]
@@ -71,11 +70,11 @@ def test_only_answers_and_their_end_are_learnt() -> None:
 
 def test_a_plain_text_begins_and_ends_as_it_did_before_the_model_learnt_to_chat() -> None:
     words = tokenizer.build("byte", [], 300)
-    _, generation = conversations.with_template(words, None, {})
-    end = words.token_to_id(conversations.END)
+    _, generation = with_template(words, None, {})
+    end = words.token_to_id(END)
     assert (generation["bos_token_id"], generation["eos_token_ids"]) == (tokenizer.END_ID, [end, tokenizer.END_ID])
-    assert conversations.with_template(words, "x", generation)[1] == generation  # of a run that goes on
-    _, said = conversations.with_template(words, None, {"eos_token_ids": [5]})
+    assert with_template(words, "x", generation)[1] == generation  # of a run that goes on
+    _, said = with_template(words, None, {"eos_token_ids": [5]})
     assert "bos_token_id" not in said and said["eos_token_ids"] == [end, 5]
 
 
@@ -121,15 +120,15 @@ def test_an_answer_of_weight_0_is_seen_and_not_learnt(tmp_path: Path) -> None:
 def test_an_answer_that_begins_with_a_space_is_learnt_behind_the_prompt_of_the_engine(answer: str) -> None:
     """A tokenizer has one token for the line break that ends the prompt and the spaces that follow."""
     words = tokenizer.build("bpe", ["a:\n    hi\n\n\nb"] * 9, 300)
-    template, generation = conversations.with_template(words, None, {})
-    encode = conversations.Encoder(words, template, generation)
+    template, generation = with_template(words, None, {})
+    encode = Encoder(words, template, generation)
     asked = [{"role": "user", "content": "?"}]
     talk = [*asked, {"role": "assistant", "content": answer}, *asked, {"role": "assistant", "content": "hi"}]
     first, second = encode.encode(conversations.Conversation(talk, "here"))
     prompt = encode._tokens(asked, conversations.Conversation(talk, "here"), ask=True)
     assert first.ids[: len(prompt)].tolist() == prompt and not first.counts[: len(prompt)].any()
-    assert learnt(first, words) == answer + conversations.END
-    assert learnt(second, words) == "hi" + conversations.END  # after which the first has other tokens
+    assert learnt(first, words) == answer + END
+    assert learnt(second, words) == "hi" + END  # after which the first has other tokens
 
 
 def test_repetitions_are_counted() -> None:
@@ -158,8 +157,8 @@ def test_calls_of_tools_are_learnt_and_their_results_are_not(template: str | Non
     text = words.decode(found.ids.tolist(), skip_special_tokens=False)
     assert "The weather of a town." in text and "<tool_response>\nnoon" in text
     assert "The weather of a town." not in words.decode(encode.encode(plain)[0].ids.tolist())
-    assert len({conversations._digest(each) for each in (offered, plain)}) == 2
-    bytes_each = conversations.Dialogues([offered, plain], encode, words).bytes_per_token
+    assert len({conversations.digest_of(each) for each in (offered, plain)}) == 2
+    bytes_each = Dialogues([offered, plain], encode, words).bytes_per_token
     assert 0.9 < bytes_each <= 1  # of a byte each, and an end
 
 
@@ -221,13 +220,13 @@ def test_what_lies_beyond_the_context_is_not_looked_at(monkeypatch: pytest.Monke
     encode, words = encoder()
     talk = [{"role": role, "content": "x" * 20} for role in ("user", "assistant") * 30]
     talks = [conversations.Conversation(talk[: 2 * n], str(n)) for n in (30, 4, 1)]
-    whole = conversations.Dialogues(talks, encode, words)
+    whole = Dialogues(talks, encode, words)
     asked: list[int] = []
     tokens = encode._tokens
     monkeypatch.setattr(encode, "_tokens", lambda told, *args, **more: asked.append(1) or tokens(told, *args, **more))
     for context in (60, 200, 5000):
         asked.clear()
-        short = conversations.Dialogues(talks, encode, words, context=context)
+        short = Dialogues(talks, encode, words, context=context)
         assert len(asked) <= 2 * 35 and (len(asked) < 2 * 15) == (context < 5000)
         assert short.too_long(context) == whole.too_long(context) and short.windows(context) == whole.windows(context)
         every = range(whole.windows(context))
@@ -241,12 +240,10 @@ def test_bytes_and_tokens_are_of_what_is_learnt() -> None:
     short = conversations.Conversation(TALK[:2], "here")
     asked = conversations.Conversation([{"role": "user", "content": "q" * 500}, TALK[1]], "here")
     answered = conversations.Conversation([TALK[0], {"role": "assistant", "content": "Good day" * 90}], "here")
-    alone, with_long = (
-        conversations.Dialogues(talks, encode, words, context=64) for talks in ([short], [short, asked])
-    )
+    alone, with_long = (Dialogues(talks, encode, words, context=64) for talks in ([short], [short, asked]))
     assert alone.bytes_per_token == with_long.bytes_per_token
     assert (with_long.too_long(64), with_long.answerless(64), with_long.n_tokens) == (1, 1, alone.n_tokens + 65)
-    cut = conversations.Dialogues([answered], encode, words, context=64)
+    cut = Dialogues([answered], encode, words, context=64)
     assert cut.bytes_per_token == 1 and cut.answerless(64) == 0  # a byte is a token
 
 
@@ -367,8 +364,8 @@ def test_lost_reasoning_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert bitnet_cli.main([*args, "--set", "vocab_size=300", "--out", str(tmp_path / "run")]) == 0
     assert "5 of 10 conversations have reasoning beside their answers, which" in capsys.readouterr().err
     talks = list(conversations.read([file]))
-    assert not conversations.unwritten(talks, "{{ m.reasoning_content }}")
-    assert not conversations.unwritten(talks[:1], "{{ m.content }}")
+    assert not unwritten(talks, "{{ m.reasoning_content }}")
+    assert not unwritten(talks[:1], "{{ m.content }}")
 
 
 def test_split_is_by_content() -> None:
@@ -430,15 +427,15 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert bitnet_cli.main(["eval", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
-    assert Checkpoint.open(folder).template == conversations.CHATML
+    assert Checkpoint.open(folder).template == CHATML
     export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
     others = tmp_path / "others.jsonl"
     others.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks[:3]))
     assert bitnet_cli.main(["eval", str(folder), "--data", str(others), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     words = tokenizer.build("byte", [], 257)
-    encode = conversations.Encoder(words, *conversations.with_template(words, None, {}))
-    rows = conversations.Dialogues(list(conversations.read([others])), encode, words)
+    encode = Encoder(words, *with_template(words, None, {}))
+    rows = Dialogues(list(conversations.read([others])), encode, words)
     assert found["tokens"] == sum(int(dialogue.counts.sum()) for dialogue in rows._all) == 3 * 4
     assert found["nats_per_token"] < 0.5 and found["bits_per_byte"] < 1
     assert bitnet_cli.main(["eval", str(tmp_path / "m.bitnet"), "--data", str(others)]) == 1

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import bitnet_cli
-from bitnet.data import corpus, dataset, tokenizer
+from bitnet.data import corpus, dataset, finding, tokenizer
 from bitnet.data.files import texts_of
 from bitnet_export.packed.records import MAGIC
 
@@ -161,15 +161,15 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 def test_files_folders_and_globs(tmp_path: Path) -> None:
     write(tmp_path, {"b.txt": "b", "a.md": "a", "sub/c.py": "c", "sub/d.bin": "d", "e.jsonl": '{"text": "e"}\n\n'})
-    assert read(corpus.files_of([str(tmp_path)])) == ["a", "b", "e", "c"]
-    assert read(corpus.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)])) == [
+    assert read(finding.files_of([str(tmp_path)])) == ["a", "b", "e", "c"]
+    assert read(finding.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)])) == [
         "c", "b", "a", "e",
     ]  # fmt: skip
 
 
 def test_default_is_the_standard_library() -> None:
-    files = corpus.files_of([])
-    assert len(files) > 300 and files == sorted(files) == corpus.files_of([])
+    files = finding.files_of([])
+    assert len(files) > 300 and files == sorted(files) == finding.files_of([])
     names = {part for file in files for part in file.parts[-2:]}
     assert "argparse.py" in names and not names & {"site-packages", "test", "tests", "encodings"}
     texts = read(files)
@@ -200,7 +200,7 @@ def test_default_is_the_standard_library() -> None:
 def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message: str) -> None:
     write(tmp_path, files)
     with pytest.raises(corpus.DataError, match=message):
-        read(corpus.files_of([str(tmp_path / source)]))
+        read(finding.files_of([str(tmp_path / source)]))
 
 
 def test_text_that_is_empty(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import bitnet_cli
-from bitnet.data import corpus, files, hub
+from bitnet.data import corpus, files, finding, hub
 from bitnet.data.corpus import DataError
 from bitnet.train import resolve
 
@@ -168,8 +168,8 @@ def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
 
 def test_a_source_is_kept_with_its_kind(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(dataset.parent)
-    assert corpus.absolute("hf-stream:a set:train") == f"hf-stream:{dataset}:train"
-    assert corpus.absolute("hf:of/others") == "hf:of/others" and corpus.absolute("a set") == str(dataset)
+    assert finding.absolute("hf-stream:a set:train") == f"hf-stream:{dataset}:train"
+    assert finding.absolute("hf:of/others") == "hf:of/others" and finding.absolute("a set") == str(dataset)
 
 
 def test_paths_of_a_mixture_are_seen_from_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +177,8 @@ def test_paths_of_a_mixture_are_seen_from_its_folder_alone(tmp_path: Path, monke
     (tmp_path / "mixtures").mkdir()
     (tmp_path / "text").write_text("a")
     monkeypatch.chdir(tmp_path)
-    assert corpus.absolute("text", tmp_path / "mixtures") == str(tmp_path / "mixtures" / "text")
-    assert corpus.absolute("hf:of/others", tmp_path) == "hf:of/others"
+    assert finding.absolute("text", tmp_path / "mixtures") == str(tmp_path / "mixtures" / "text")
+    assert finding.absolute("hf:of/others", tmp_path) == "hf:of/others"
 
 
 def test_suffixes_may_be_in_capitals(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_globs_end_where_links_lead_in_circles(tmp_path: Path, monkeypatch: pyte
         ("x/**/*.txt", "abc"), ("**/*.txt", "abc"), ("x/**", "abc"), ("x/**/in/**/*.txt", "abc"), ("x/in/*.txt", "b"),
         (f"{tmp_path}/x/**/b.*", "b"), ("x/**/none", ""),
     ):  # fmt: skip
-        assert corpus.absolute(pattern) == (str(tmp_path / pattern) if found else pattern)
+        assert finding.absolute(pattern) == (str(tmp_path / pattern) if found else pattern)
         if found:
-            texts = [file.read_text("utf-8") for file in corpus.files_of([pattern])]
+            texts = [file.read_text("utf-8") for file in finding.files_of([pattern])]
             assert "".join(sorted(texts)) == found

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, dataset, packing, preferences, tokenizer
+from bitnet.data.dialogues import Encoder, with_template
 from bitnet.model.head import PORTION, Head, log_probabilities
 from bitnet.model.transformer import Transformer
 from bitnet.report import page
@@ -41,8 +42,8 @@ def written(folder: Path, *records: Any) -> list[Path]:
 def spelling() -> preferences.Spelling:
     words = tokenizer.build("byte", [], 300)
     words.encode_special_tokens = True
-    template, generation = conversations.with_template(words, None, {})
-    encoder = conversations.Encoder(words, template, generation)
+    template, generation = with_template(words, None, {})
+    encoder = Encoder(words, template, generation)
     return preferences.Spelling(words, tokenizer.END_ID, generation["eos_token_ids"][0], encoder)
 
 
@@ -253,8 +254,8 @@ def test_preferences_are_learnt_and_exported(
     checkpoint = Checkpoint.open(whole)
     words = checkpoint.words
     words.encode_special_tokens = True
-    template, generation = conversations.with_template(words, checkpoint.template, checkpoint.generation)
-    encoder = conversations.Encoder(words, template, generation)
+    template, generation = with_template(words, checkpoint.template, checkpoint.generation)
+    encoder = Encoder(words, template, generation)
     how = preferences.Spelling(words, tokenizer.END_ID, generation["eos_token_ids"][0], encoder)
     with Model.load(tmp_path / "m.bitnet", kv_type="f32") as engine:
         for each in list(preferences.read([file]))[:10]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitnet import source_settings
-from bitnet.data import corpus, tokenizer
+from bitnet.data import finding, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, prepare, progress, resolve
@@ -178,7 +178,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("a b", f"{tmp_path}/a b"), ("*.txt", f"{tmp_path}/*.txt"), ("hf:a b:train", f"hf:{tmp_path}/a b:train"),
         ("hf:roneneldan/TinyStories", "hf:roneneldan/TinyStories"), ("none.txt", "none.txt"), ("bpe", "bpe"), ("", ""),
     ):  # fmt: skip
-        assert corpus.absolute(path) == expected
+        assert finding.absolute(path) == expected
 
 
 def test_a_folder_that_is_called_as_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

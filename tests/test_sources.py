@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.data import corpus
+from bitnet.data import corpus, finding
 from bitnet.train.python import fit
 from bitnet.train.runlog import read as log_of
 from training import TINY, bitnet
@@ -23,11 +23,11 @@ def test_a_link_to_nothing(named: str, tmp_path: Path) -> None:
     (tmp_path / ".#b.txt").symlink_to("nobody@nowhere")  # an editor's lock is no text
     (tmp_path / "c").symlink_to("nothing")
     others: Counter[str] = Counter()
-    assert len(corpus.files_of([str(tmp_path)], others=others)) == 1
+    assert len(finding.files_of([str(tmp_path)], others=others)) == 1
     assert others == {"no suffix": 1}  # of which a line tells
     (tmp_path / "b.txt").symlink_to("/not/mounted")
     with pytest.raises(corpus.DataError, match=r"b\.txt is a link to /not/mounted, which is not there"):
-        corpus.files_of([str(tmp_path / named)])
+        finding.files_of([str(tmp_path / named)])
 
 
 def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(corpus.DataError, match="closed cannot be read: Permission denied; a part of the text would be"):
-        corpus.files_of([str(tmp_path)])
+        finding.files_of([str(tmp_path)])
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

@@ -13,86 +13,14 @@ from __future__ import annotations
 import codecs
 import hashlib
 import itertools
-import os
-import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitnet.data import files, hub
+from bitnet.data import files, finding, hub
 from bitnet.data.files import DataError as DataError
 from bitnet.data.files import NotUTF8Error
-
-PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
-LOG = "log.jsonl"  # of a run
-PYTHON = "pyvenv.cfg"  # in a virtual environment
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-"""Folders of the standard library that are others' packages, tests, or generated tables."""
-
-
-def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Counter[str] | None = None) -> list[Path]:
-    """The files that paths, folders and globs name, each once; no source: Python's standard library.
-
-    Of folders and open globs those with a known suffix; a file that is named, and what a glob's own suffix names,
-    always. What a run wrote is left out of folders and globs. runs: gets the folders of such runs. others: gets the
-    suffixes of the files in folders that are of no known kind.
-    """
-    runs = set() if runs is None else runs
-    others = Counter() if others is None else others
-    if not sources:
-        root = Path(sysconfig.get_path("stdlib"))
-        return [file for file in _walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
-    taken: dict[Path, None] = {}
-    for source in sources:
-        path = Path(source)
-        named = path.exists() or path.is_symlink()
-        matches = [path] if named else [Path(match) for match in files.matches(source)]
-        if not matches:
-            raise DataError(f"no file, folder or glob matches {source!r}")
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise DataError(
-                f"{source!r} is a pipe or a device, expected a file: text is read several times; write it to one"
-            )
-        known = [path] if path.is_file() else []
-        for match in matches if not known else ():
-            found, rest = _walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
-            of_runs = _in_runs([*found, *rest], match if match.is_dir() else match.parent)
-            others.update(file.suffix.lower() or "no suffix" for file in rest if file not in of_runs)
-            runs |= set(of_runs.values())
-            wanted = path.suffix or None
-            known += [f for f in found if (files.is_known(f) or f.suffix == wanted) and f not in of_runs]
-        if not known:
-            raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(files.SUFFIXES)}")
-        taken |= dict.fromkeys(known)
-    for file in taken:
-        if not files.is_known(file) and _is_packed(file):
-            raise DataError(
-                f"{file} is a packed model, expected text; `bitnet finetune RUN --data TEXT` goes on with the run it "
-                f"came from, `bitnet eval {file.name} --data TEXT` measures it"
-            )
-    return list(taken)
-
-
-def absolute(path: str, folder: Path | None = None) -> str:
-    """The absolute path of what a file, folder, glob or dataset names.
-
-    What names nothing stays, to be shown as it was given. folder: where relative paths begin, and nowhere else; None:
-    where we are.
-    """
-    kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
-    whole = os.path.join(folder or "", name)
-    elsewhere = folder is not None and not kind
-    if name and (elsewhere or os.path.exists(whole) or (not kind and files.matches(whole))):
-        name = os.path.abspath(whole)
-    return kind + ":".join([name, *more])
-
-
-def _is_packed(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as handle:
-        return handle.read(len(PACKED)) == PACKED
 
 
 class Documents:
@@ -107,7 +35,7 @@ class Documents:
         self._column = column
         self._runs: set[Path] = set()
         self._others: Counter[str] = Counter()
-        self._files = files_of(paths, self._runs, self._others) if paths or not of_hub else []
+        self._files = finding.files_of(paths, self._runs, self._others) if paths or not of_hub else []
         self._datasets = {source: hub.rows_of(source, column) for source in of_hub}
         self._left_out: list[str] = []
 
@@ -270,58 +198,3 @@ def every(source: Iterable[str]) -> Texts:
         digests.append(hashlib.sha256(encoded := text.encode()).digest())
         n_bytes += len(encoded)
     return Texts(source, b"\1" * len(digests), digests, n_bytes)
-
-
-def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list[Path]]:
-    """The files below it that are text, also behind links, and the others. Not looked at: folders of such names, what
-    is hidden, and virtual environments of Python."""
-    found: list[Path] = []
-    seen = set()
-    for place, folders, names in os.walk(folder, onerror=_cannot_read, followlinks=True):
-        if (real := os.path.realpath(place)) in seen or (PYTHON in names and Path(place) != folder):
-            folders[:] = []  # a link to what was seen, perhaps to a folder that it is in
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
-        found += [file for name in names if not name.startswith(".") and _is_there(file := Path(place, name))]
-    return sorted(filter(files.is_known, found)), list(itertools.filterfalse(files.is_known, found))
-
-
-def _cannot_read(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be read: {error.strerror}; a part of the text would be missing")
-
-
-def _is_there(file: Path) -> bool:
-    """Whether it is a file, or a link to nothing. Raises DataError: its name says that it would be text."""
-    nowhere = file.is_symlink() and not file.exists()
-    if nowhere and files.is_known(file):
-        raise DataError(
-            f"{file} is a link to {os.readlink(file)}, which is not there; a part of the text would be missing"
-        )
-    return nowhere or file.is_file()
-
-
-def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
-    """Which of the files below `walked` lie in the folder of a run, and in which.
-
-    Of `walked` itself, which someone named, this is the log alone.
-    """
-    known: dict[Path, bool] = {}
-    found = {}
-    for file in files:
-        for folder in file.parents:
-            if folder not in known:
-                known[folder] = _is_run(folder)
-            if known[folder] and (folder != walked or file == folder / LOG):
-                found[file] = folder
-            if folder == walked:
-                break
-    return found
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether `bitnet train` wrote it: a log, and checkpoints."""
-    states = ("manifest.json", "state.json")
-    return (folder / LOG).is_file() and any(
-        (step / name).is_file() for step in folder.glob("step-*") for name in states
-    )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from bitnet.data import corpus, dataset, files
+from bitnet.data import dataset, files, finding
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 
@@ -84,7 +84,7 @@ class Mixture:
             _check_names(said, what, {"data": list}, {"column": str})
             if not said["data"] or not all(isinstance(each, str) and each for each in said["data"]):
                 raise DataError(f"data of {what} is {said['data']!r:.80}, expected a list of files, folders or globs")
-            data = [corpus.absolute(each, folder) if folder else each for each in said["data"]]
+            data = [finding.absolute(each, folder) if folder else each for each in said["data"]]
             sources[name] = Source(data, said.get("column", files.COLUMN))
         for number, said in enumerate(found["stages"], start=1):
             last = number == len(found["stages"])

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bitnet.data import corpus, hub
+from bitnet.data import corpus, finding, hub
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
 from bitnet.data.files import check_characters, first_record, kind_of, records
@@ -37,7 +37,7 @@ def files_of(sources: Sequence[str]) -> list[Path]:
     """
     if not sources or any(map(hub.is_named, sources)):
         return []
-    files = corpus.files_of(sources)
+    files = finding.files_of(sources)
     of_pairs = [file for file in files if kind_of(file) == ".jsonl" and _begins_with_a_pair(file)]
     if of_pairs and len(of_pairs) < len(files):
         other = next(file for file in files if file not in of_pairs)

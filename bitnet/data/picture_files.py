@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitnet.data.corpus import LOG, DataError
+from bitnet.data.corpus import DataError
 from bitnet.data.files import kind_of, records, rows_of
+from bitnet.data.finding import LOG
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")

@@ -30,6 +30,7 @@ from bitnet.data.augment import changed
 from bitnet.data.conversations import Conversation, Messages
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.dialogues import KNOWN_ROLES, Encoder
 from bitnet.data.packing import Dialogue
 from bitnet.data.picture_files import Record
 from bitnet.data.pictures import Side, Sight, mapped
@@ -37,7 +38,7 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.image_prompts import images_of, is_known, placed, without_images
 
 CHATML = (
-    "{{ bos_token }}{% for message in messages %}" + conversations.KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"
+    "{{ bos_token }}{% for message in messages %}" + KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
     "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -89,7 +90,7 @@ def texts(side: Side) -> Iterator[str]:
             yield from [content] if isinstance(content, str) else [part.get("text", "") for part in content]
 
 
-class _Encoder(conversations.Encoder):
+class _Encoder(Encoder):
     """Messages with images to token ids, the image token where vectors of images stand."""
 
     def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any], image: int, n_tokens: int) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bitnet.data.conversations import Conversation, Encoder, conversation, records_of
+from bitnet.data.conversations import Conversation, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
+from bitnet.data.dialogues import Encoder
 from bitnet.data.files import check_characters
 from bitnet.data.packing import Dialogue, best_fit, filled
 

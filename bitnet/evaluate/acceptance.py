@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bitnet.data import conversations, dataset, masked
+from bitnet.data import dataset, masked
+from bitnet.data.dialogues import Dialogues
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.draft import accepted
 from bitnet.model.transformer import Transformer
@@ -31,7 +32,7 @@ class Accepted:
 
 def evaluate(
     model: Transformer,
-    text: dataset.Tokens | masked.ViewedTokens | conversations.Dialogues,
+    text: dataset.Tokens | masked.ViewedTokens | Dialogues,
     context: int,
     limit: int = 0,
 ) -> Accepted:

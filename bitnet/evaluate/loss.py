@@ -17,12 +17,13 @@ from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 from bitnet.data import corpus, dataset
+from bitnet.data.dialogues import Dialogues
 from bitnet.data.tokenizer import vocabulary_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bitnet.data import conversations, masked
+    from bitnet.data import masked
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model, Session
 
@@ -162,7 +163,7 @@ def _too_short(n_tokens: int, context: int) -> corpus.DataError:
 
 def evaluate(
     model: Transformer,
-    tokens: dataset.Tokens | conversations.Dialogues | Overlapping | masked.ViewedTokens,
+    tokens: dataset.Tokens | Dialogues | Overlapping | masked.ViewedTokens,
     context: int,
     batch: int = 16,
     limit: int = 0,

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
 from bitnet.data import (
-    conversations,
     dataset,
     infilling,
     masked,
@@ -31,6 +30,7 @@ from bitnet.data import (
     picture_talks,
     tokenizer,
 )
+from bitnet.data.dialogues import Dialogues
 from bitnet.data.picture_rows import Answers, Captions, Rows
 from bitnet.data.picture_talks import Talks
 from bitnet.data.preferences import Preferences
@@ -44,13 +44,13 @@ Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
 Batches = (
     dataset.Batches
     | mixed.Mixed
-    | packing.Batches[conversations.Dialogues]
+    | packing.Batches[Dialogues]
     | packing.Batches[Preferences]
     | pairs.Batches
     | picture_rows.Batches
     | picture_talks.Batches
 )
-HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues | Talks | Preferences
+HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | Dialogues | Talks | Preferences
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
 
 HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
@@ -255,5 +255,5 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
 def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:
     """How many guesses of the draft are right, behind held-out text. limit: as of `acceptance.evaluate`."""
     text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
-    assert isinstance(text, dataset.Tokens | masked.ViewedTokens | conversations.Dialogues)
+    assert isinstance(text, dataset.Tokens | masked.ViewedTokens | Dialogues)
     return acceptance.evaluate(model, text, context, limit)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, packing, preferences, tokenizer
+from bitnet.data import corpus, finding, packing, preferences, tokenizer
+from bitnet.data.dialogues import Encoder, with_template
 from bitnet.data.preferences import Preference, Preferences
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model import compiler, parallel
@@ -78,7 +79,7 @@ def read(
     settings: Settings, words: Tokenizer, template: str | None, generation: dict[str, Any], context: int
 ) -> tuple[str | None, dict[str, Any], packing.Batches[Preferences], Preferences]:
     """Chat template, generation defaults, batches and what is held out."""
-    sides = preferences.split(preferences.read(corpus.files_of(settings.preference)), settings.validation, say)
+    sides = preferences.split(preferences.read(finding.files_of(settings.preference)), settings.validation, say)
     template, generation, spelling = _spelling(sides[0] + sides[1], words, template, generation)
     seen, held_out = (_made(side, spelling, context) for side in sides)
     if not held_out.windows(context):
@@ -91,8 +92,8 @@ def _spelling(
 ) -> tuple[str | None, dict[str, Any], preferences.Spelling]:
     encoder = None
     if any(not isinstance(each.chosen, str) for each in said):
-        template, generation = conversations.with_template(words, template, generation)
-        encoder = conversations.Encoder(words, template, generation)
+        template, generation = with_template(words, template, generation)
+        encoder = Encoder(words, template, generation)
     first, end = tokenizer.separator(words, generation), tokenizer.end_token(words, generation)
     return template, generation, preferences.Spelling(words, first, end, encoder)
 
@@ -109,7 +110,7 @@ def of_checkpoint(
     folder: Path, context: int,
 ) -> Preferences:  # fmt: skip
     """What a run holds out, with its reference."""
-    said = preferences.split(preferences.read(corpus.files_of(settings.preference)), settings.validation)
+    said = preferences.split(preferences.read(finding.files_of(settings.preference)), settings.validation)
     side = Preferences(said[1], _spelling(said[0] + said[1], words, template, generation)[2])
     side.reference = _kept(folder / Path(str(state["reference"]["validation"])).name, side, context)
     return side

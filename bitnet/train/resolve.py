@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.data import tokenizer
-from bitnet.data.corpus import absolute
+from bitnet.data.finding import absolute
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
 from bitnet.train import adapters, thinker

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, picture_files, picture_talks, pictures, tokenizer
+from bitnet.data import dialogues, finding, picture_files, picture_talks, pictures, tokenizer
 from bitnet.data.frames import Frame
 from bitnet.data.picture_rows import Answers, Captions
 from bitnet.settings import Settings
@@ -76,7 +76,7 @@ def read_talks(
     """Tokenizer, and the conversations of training and validation with the file of their pictures."""
     folder, sight = settings.run_folder, pictures.Sight.of(vision, generation)
     say(f"{folder}: reading the conversations, making bytes of images")
-    sides = pictures.split(picture_talks.read(corpus.files_of(settings.chat)), settings.validation, say)
+    sides = pictures.split(picture_talks.read(finding.files_of(settings.chat)), settings.validation, say)
     words = choose(picture_talks.texts(sides[0]))
     tokenizer.image_token(words)
     names = ("train", "validation")
@@ -87,17 +87,17 @@ def talks_of_checkpoint(
     settings: Settings, vision: ModelConfig, generation: dict[str, Any], files: Sequence[Path], scratch: Path
 ) -> tuple[pictures.Side, Path]:
     """The conversations to measure a checkpoint on: those of `files`, or without what its run held out."""
-    records = picture_talks.read(files or corpus.files_of(settings.chat))
+    records = picture_talks.read(files or finding.files_of(settings.chat))
     side = pictures.every(records) if files else pictures.split(records, settings.validation)[1]
     return side, pictures.decode(side, pictures.Sight.of(vision, generation), scratch, "text")
 
 
 def with_template(words: Tokenizer, given: str | None, generation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """As `conversations.with_template`; that of a model that learnt from records is no template of conversations."""
+    """As `dialogues.with_template`; that of a model that learnt from records is no template of conversations."""
     plain = given == template(words, generation)
     image = words.id_to_token(tokenizer.image_token(words)) or ""
     default = picture_talks.CHATML.replace("IMAGE", image)
-    return conversations.with_template(words, None if plain else given, generation, default)
+    return dialogues.with_template(words, None if plain else given, generation, default)
 
 
 def talks(

@@ -9,7 +9,19 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, dataset, packing, pairs, picture_talks, pictures, tokenized, tokenizer
+from bitnet.data import (
+    conversations,
+    corpus,
+    dataset,
+    finding,
+    packing,
+    pairs,
+    picture_talks,
+    pictures,
+    tokenized,
+    tokenizer,
+)
+from bitnet.data.dialogues import Dialogues, Encoder, unwritten, with_template
 from bitnet.data.frames import Frame
 from bitnet.model import parallel
 from bitnet.settings import Settings
@@ -81,24 +93,24 @@ def _talks_on_images(asked: Asked, vision: ModelConfig) -> Learnt:
 
 def _talks(asked: Asked) -> Learnt:
     settings, context = asked.settings, asked.context
-    talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
+    talks = conversations.split(conversations.read(finding.files_of(settings.chat)), settings.validation, say)
     words = parallel.from_first(lambda: asked.choose(conversations.said_in(talks[0])))
     words.encode_special_tokens = True
-    template, generation = conversations.with_template(words, asked.template, asked.generation)
-    encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"
-    dialogues, others = (conversations.Dialogues(side, encoder, words, prefix, context) for side in talks)
+    template, generation = with_template(words, asked.template, asked.generation)
+    encoder, prefix = Encoder(words, template, generation), asked.config.mask == "prefix"
+    dialogues, others = (Dialogues(side, encoder, words, prefix, context) for side in talks)
     if not others.windows(context):
         raise corpus.DataError(
             f"no held-out conversation has an answer within {context:,} tokens; raise --context, or --validation"
         )
     _note_long(dialogues, context, say)
-    if lost := conversations.unwritten(talks[0] + talks[1], template):
+    if lost := unwritten(talks[0] + talks[1], template):
         say(lost)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
     return words, template, generation, batches, others
 
 
-def _note_long(dialogues: conversations.Dialogues, context: int, say: Callable[[str], object]) -> None:
+def _note_long(dialogues: Dialogues, context: int, say: Callable[[str], object]) -> None:
     if cut := dialogues.too_long(context):
         none = dialogues.answerless(context)
         lost = f"lose their end, {none:,} of them every answer" if none else "lose their end"
@@ -197,16 +209,16 @@ def of_checkpoint(
         template, generation = sights.with_template(words, checkpoint.template, checkpoint.generation)
         return sights.talks(config, words, template, generation, *shown, context)
     if files or (settings.chat and not data):
-        talks = list(conversations.read(files or corpus.files_of(settings.chat)))
+        talks = list(conversations.read(files or finding.files_of(settings.chat)))
         if checkpoint.template is None:
             raise corpus.DataError(
                 f"{talks[0].where} is a conversation, and {checkpoint.folder} has no chat template; give it text, or "
                 "teach it conversations: bitnet finetune --chat"
             )
-        template, generation = conversations.with_template(words, checkpoint.template, checkpoint.generation)
+        template, generation = with_template(words, checkpoint.template, checkpoint.generation)
         talks = talks if files else conversations.split(talks, settings.validation)[1]
-        encoder = conversations.Encoder(words, template, generation)
-        dialogues = conversations.Dialogues(talks, encoder, words, config.mask == "prefix", context)
+        encoder = Encoder(words, template, generation)
+        dialogues = Dialogues(talks, encoder, words, config.mask == "prefix", context)
         _note_long(dialogues, context, say)
         return dialogues
     if config.vision:

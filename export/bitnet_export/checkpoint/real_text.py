@@ -55,7 +55,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet.data import conversations, corpus, dataset, files, mixture, pictures
+    from bitnet.data import conversations, corpus, dataset, files, finding, mixture, pictures
 
     state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
@@ -77,7 +77,7 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
             return (seen.text.ids[:n].tolist() if seen else []), ""
         if settings.get("chat"):
             held_out = conversations.split(
-                conversations.read(corpus.files_of(settings["chat"])), settings["validation"]
+                conversations.read(finding.files_of(settings["chat"])), settings["validation"]
             )[1]
             texts = ["\n".join(message["content"] or "" for message in each.messages) for each in held_out]
         else:
