@@ -11,8 +11,10 @@ from typing import Any
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+README = (Path(__file__).parents[1] / "README.md").read_text().splitlines(keepends=True)
 SAMPLE = [
-    *(Path(__file__).parents[1] / "README.md").read_text().splitlines(keepends=True),
+    # No figures of tables: of "000" two ways to cut it may be equally likely, and libraries choose differently.
+    *(line for line in README if not line.startswith("|")),
     "def f(x):\n    return x  # 123456 €\n", "東京 naïve café straße 🙂", "It's THEY'LL we've", "Привет, мир!",
 ]  # fmt: skip
 
