@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bitnet.data import finding
 from bitnet.data.corpus import DataError, repetitions
@@ -14,10 +14,6 @@ from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet_runtime.chat import is_message
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.tools import Tools
-
-if TYPE_CHECKING:
-    pass
-
 
 Messages = list[dict[str, Any]]
 

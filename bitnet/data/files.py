@@ -9,12 +9,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
-import glob
 import gzip
 import io
-import itertools
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,34 +94,6 @@ def _instead(record: Any, column: str) -> str:
         return f'"{column}" is {found}, expected a string; leave such rows out'
     names = ", ".join(map(str, record))
     return f'expected an object with a string "{column}", found {names[:200] or "nothing"}; name another with --column'
-
-
-# ---- names ----
-
-
-def matches(pattern: str) -> list[str]:
-    """What a glob names. `glob` itself follows a link to a folder around it forty times, and two of them for ever."""
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return sorted(glob.glob(pattern))
-    at = parts.index("**")
-    roots = [root for root in glob.glob(str(Path(*parts[:at]))) if Path(root).is_dir()]
-    if not (rest := [*itertools.dropwhile(lambda part: part == "**", parts[at:])]):
-        return sorted(roots)
-    inner = (str(Path(glob.escape(folder), *rest)) for root in roots for folder in _folders(root))
-    return sorted({match for each in inner for match in matches(each)})
-
-
-def _folders(root: str) -> Iterator[str]:
-    """It and all below it that are not hidden, each once."""
-    seen = set()
-    for place, folders, _ in os.walk(root, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            folders[:] = []
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield place
 
 
 # ---- files of bytes ----

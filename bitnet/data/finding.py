@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bitnet.data import files, hub
@@ -35,15 +36,15 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
     for source in sources:
         path = Path(source)
         named = path.exists() or path.is_symlink()
-        matches = [path] if named else [Path(match) for match in files.matches(source)]
-        if not matches:
+        named_so = [path] if named else [Path(match) for match in matches(source)]
+        if not named_so:
             raise DataError(f"no file, folder or glob matches {source!r}")
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise DataError(
                 f"{source!r} is a pipe or a device, expected a file: text is read several times; write it to one"
             )
         known = [path] if path.is_file() else []
-        for match in matches if not known else ():
+        for match in named_so if not known else ():
             found, rest = _walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
             of_runs = _in_runs([*found, *rest], match if match.is_dir() else match.parent)
             others.update(file.suffix.lower() or "no suffix" for file in rest if file not in of_runs)
@@ -71,9 +72,22 @@ def absolute(path: str, folder: Path | None = None) -> str:
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
     elsewhere = folder is not None and not kind
-    if name and (elsewhere or os.path.exists(whole) or (not kind and files.matches(whole))):
+    if name and (elsewhere or os.path.exists(whole) or (not kind and matches(whole))):
         name = os.path.abspath(whole)
     return kind + ":".join([name, *more])
+
+
+def matches(pattern: str) -> list[str]:
+    """What a glob names. `glob` itself follows a link to a folder around it forty times, and two of them for ever."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return sorted(glob.glob(pattern))
+    at = parts.index("**")
+    roots = [root for root in glob.glob(str(Path(*parts[:at]))) if Path(root).is_dir()]
+    if not (rest := [*itertools.dropwhile(lambda part: part == "**", parts[at:])]):
+        return sorted(roots)
+    inner = (str(Path(glob.escape(folder), *rest)) for root in roots for folder, *_ in _places(root))
+    return sorted({match for each in inner for match in matches(each)})
 
 
 def _is_packed(file: Path) -> bool:
@@ -87,15 +101,27 @@ def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list
     """The files below it that are text, also behind links, and the others. Not looked at: folders of such names, what
     is hidden, and virtual environments of Python."""
     found: list[Path] = []
+    for place, folders, names in _places(folder, without, _cannot_read):
+        if PYTHON in names and Path(place) != folder:
+            folders[:] = []
+            continue
+        found += [file for name in names if not name.startswith(".") and _is_there(file := Path(place, name))]
+    return sorted(filter(files.is_known, found)), list(itertools.filterfalse(files.is_known, found))
+
+
+def _places(
+    root: str | Path, without: Collection[str] = (), failed: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, also behind links: it and the folders below that are not hidden, each once, without those of such
+    names."""
     seen = set()
-    for place, folders, names in os.walk(folder, onerror=_cannot_read, followlinks=True):
-        if (real := os.path.realpath(place)) in seen or (PYTHON in names and Path(place) != folder):
+    for place, folders, names in os.walk(root, onerror=failed, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
             folders[:] = []  # a link to what was seen, perhaps to a folder that it is in
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
-        found += [file for name in names if not name.startswith(".") and _is_there(file := Path(place, name))]
-    return sorted(filter(files.is_known, found)), list(itertools.filterfalse(files.is_known, found))
+        yield place, folders, names
 
 
 def _cannot_read(error: OSError) -> None:

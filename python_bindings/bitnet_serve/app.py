@@ -20,18 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
-from bitnet_serve import (
-    body,
-    chat,
-    completions,
-    embeddings,
-    infill,
-    messages,
-    metrics,
-    openapi,
-    responses,
-    tokens,
-)
+from bitnet_serve import body, chat, completions, embeddings, infill, messages, metrics, openapi, responses, tokens
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
