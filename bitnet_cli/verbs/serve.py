@@ -37,6 +37,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument(
         "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which its owner alone may use"
     )
+    _add_limits(parser)
+    _add_reuse(parser)
+    parser.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="a line for each answer on stderr: id, address, path, model, tokens, seconds, status; never a text",
+    )
+    parser.add_argument(
+        "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
+        "which requests name as MODEL:NAME; may be repeated; of several models MODEL:NAME=FILE",
+    )  # fmt: skip
+    _add_access(parser)
+    add_engine(parser)
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         type=at_least(1),
@@ -71,6 +88,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="most memory of all models together; others are loaded when they are asked for, in place of those that "
         "nobody uses (default: three quarters of what is free)",
     )
+
+
+def _add_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
@@ -88,15 +108,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
-    parser.add_argument(
-        "--log-requests",
-        action="store_true",
-        help="a line for each answer on stderr: id, address, path, model, tokens, seconds, status; never a text",
-    )
-    parser.add_argument(
-        "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
-        "which requests name as MODEL:NAME; may be repeated; of several models MODEL:NAME=FILE",
-    )  # fmt: skip
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who may ask")
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
@@ -107,8 +121,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cors-origin", action="append", default=[], type=_origin, metavar="ORIGIN", help="a site whose pages may ask"
     )
-    add_engine(parser)
-    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
 
 def _adapter(text: str) -> tuple[str, str, Path]:
@@ -165,11 +177,23 @@ def run(args: argparse.Namespace) -> int:
     from bitnet_serve.server import Serving
 
     options = Options(
-        args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
-        args.grace, _megabytes(args.max_body), _megabytes(args.max_cache), _megabytes(args.models_memory),
-        args.cache_dir, _megabytes(args.cache_dir_size),
-        log_requests=args.log_requests, reuse=not args.no_reuse,
-    )  # fmt: skip
+        host=args.host,
+        port=args.port,
+        unix=args.unix,
+        api_keys=keys,
+        allow_hosts=args.allow_host,
+        cors_origins=args.cors_origin,
+        parallel=args.parallel,
+        queue=args.queue,
+        grace=args.grace,
+        max_body=_megabytes(args.max_body),
+        max_cache=_megabytes(args.max_cache),
+        models_memory=_megabytes(args.models_memory),
+        cache_dir=args.cache_dir,
+        cache_dir_size=_megabytes(args.cache_dir_size),
+        log_requests=args.log_requests,
+        reuse=not args.no_reuse,
+    )
     if not (keys or options.unix or local_hosts(options.host)):
         note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
     adapters = _adapters(names, args.adapter)
