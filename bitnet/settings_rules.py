@@ -26,6 +26,20 @@ CHOICES = {
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
 }
 
+RANGES = {
+    "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
+    "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
+    "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
+    "distill_features": (0, 1), "distill_layer": (0, 1e4),
+    "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
+    "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
+    "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
+    "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
+    "lora": (0, 4096), "lora_alpha": (0, 1e6),
+    "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
+    "fim": (0, 1), "tasks_every": (0, 1e9), "tasks_limit": (0, 1e9), "beta": (1e-4, 100),
+}  # fmt: skip
+"""The least and the most that a number may be."""
 
 LENGTHS = ("warmup", "warmdown", "quantize_warmup")
 """Options that are a share of the run, or tokens: values from `LEAST_TOKENS` on."""
@@ -41,23 +55,17 @@ CONVERSION: tuple[str, ...] = (
 
 def check(settings: Any) -> None:
     """Raises ValueError: what was found, and what is expected."""
+    _check_values(settings)
+    _check_data(settings)
+    _check_conversion(settings)
+
+
+def _check_values(settings: Any) -> None:
+    """Each option by itself."""
     for name, words in CHOICES.items():
         if getattr(settings, name) not in words:
             raise ValueError(f"{name} is {getattr(settings, name)!r}, expected one of {', '.join(words)}")
-    ranges: dict[str, tuple[float, float]] = {
-        "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
-        "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
-        "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
-        "distill_features": (0, 1), "distill_layer": (0, 1e4),
-        "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
-        "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
-        "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
-        "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
-        "lora": (0, 4096), "lora_alpha": (0, 1e6),
-        "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
-        "fim": (0, 1), "tasks_every": (0, 1e9), "tasks_limit": (0, 1e9), "beta": (1e-4, 100),
-    }  # fmt: skip
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in RANGES.items():
         if not low <= getattr(settings, name) <= high:
             raise ValueError(f"{name} is {getattr(settings, name)}, expected {low:g} to {high:g}")
     shares = {"quantize_warmup": 0.5 if settings.source else 0.9}
@@ -70,6 +78,12 @@ def check(settings: Any) -> None:
     for name in ("data", "chat", "preference"):
         if "" in getattr(settings, name):
             raise ValueError(f"{name} has an empty name, expected a file, a folder or a glob")
+    if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
+        raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+
+
+def _check_data(settings: Any) -> None:
+    """What a run learns from, and how that is read."""
     given = [flag_of(name) for name in SOURCES if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
@@ -78,6 +92,10 @@ def check(settings: Any) -> None:
             raise ValueError(f"{flag_of(name)} is of text, and --chat is of conversations; leave it out")
     if settings.freeze_vision and not settings.vision:
         raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
+
+
+def _check_conversion(settings: Any) -> None:
+    """What a model learns that is already there: a teacher's answers, a draft, preferences, adapters."""
     if settings.distilled > 1:
         raise ValueError(
             f"distill {settings.distill:g}, distill_relations {settings.distill_relations:g} and distill_features "
@@ -96,8 +114,6 @@ def check(settings: Any) -> None:
         if getattr(settings, name):
             option = flag_of("distill" if name == "distilled" else name)
             raise ValueError(f"{option} does not go with --preference, which a model learns as it is; leave it out")
-    if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
-        raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
     if not settings.lora and (settings.lora_alpha or settings.lora_linears):
         raise ValueError("lora_alpha or lora_linears is given and no adapter; add --lora RANK")
     if settings.lora and (settings.optimizer != "adamw" or settings.vision):
