@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,7 @@ def measure(
 ) -> dict[str, Any]:
     """The measurements of the engine, in this process."""
     Model.load(path, **load).close()  # brings the file into the page cache
-    begin = time.perf_counter()
-    Model.load(path, **load | {"verify": False}).close()
-    unverified = time.perf_counter() - begin
+    unverified = _seconds(lambda: Model.load(path, **load | {"verify": False}).close())
     begin = time.perf_counter()
     model = Model.load(path, **load)
     verified = time.perf_counter() - begin
@@ -107,34 +106,50 @@ def measure(
             session.feed(tokens[: min(depth, COMPUTED)], keep_logits=False)
         if depth > COMPUTED:
             session.repeat(depth)
-        prefill, decode, skipped, bandwidth, peak, rows = [], [], [], [], [], []
-        memory = 0
+        runs, memory = _Runs(), 0
         for _ in range(repeat):
             session.rewind(depth)
-            prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
+            runs.prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
             session.rewind(depth)
             session.feed(tokens[depth : depth + 1])
             before = session.skipped_bytes
-            decode.append(gen / _seconds(lambda: _decode(session, gen)))
-            skipped.append((session.skipped_bytes - before) / gen)
+            runs.decode.append(gen / _seconds(lambda: _decode(session, gen)))
+            runs.skipped.append((session.skipped_bytes - before) / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
-            rows.append(_rows(model, session, depth, tokens[depth], gen))
-            bandwidth.append(machine.read_bandwidth(model.threads))
-            peak.append(machine.int8_peak(model.isa, model.threads))
-        info, session_bytes = model.info, session.nbytes
-        left_out = statistics.median(skipped)
-        bytes_per_token = info.bytes_per_token + added + model.kv_bytes(depth + gen // 2) - left_out
-        decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
-        seconds = [statistics.median(times) for times in zip(*rows, strict=True)]
-        return {
+            runs.rows.append(_rows(model, session, depth, tokens[depth], gen))
+            runs.bandwidth.append(machine.read_bandwidth(model.threads))
+            runs.int8_peak.append(machine.int8_peak(model.isa, model.threads))
+        of_load = {
             "isa": model.isa,
             "threads": model.threads,
-            "read_bandwidth_gb_s": statistics.median(bandwidth),
-            "int8_peak_gmac_s": statistics.median(peak),
             "load_ms": 1e3 * verified,
             "load_unverified_ms": 1e3 * unverified,
             "peak_rss_mb": memory / 1e6,
-            "session_mb": session_bytes / 1e6,
+            "session_mb": session.nbytes / 1e6,
+        }
+        return of_load | runs.figures(model, added, prompt, gen, depth)
+
+
+@dataclass
+class _Runs:
+    """What each repetition measured."""
+
+    prefill: list[float] = field(default_factory=list)  # tokens a second
+    decode: list[float] = field(default_factory=list)  # tokens a second
+    skipped: list[float] = field(default_factory=list)  # bytes of weights a decoded token did not need
+    bandwidth: list[float] = field(default_factory=list)  # GB/s
+    int8_peak: list[float] = field(default_factory=list)  # GMAC/s
+    rows: list[list[float]] = field(default_factory=list)  # seconds of a pass of 1, 2, … rows
+
+    def figures(self, model: Model, added: int, prompt: int, gen: int, depth: int) -> dict[str, Any]:
+        """Their medians. added: bytes of the adapter's file."""
+        info, left_out = model.info, statistics.median(self.skipped)
+        bytes_per_token = info.bytes_per_token + added + model.kv_bytes(depth + gen // 2) - left_out
+        decode, prefill = statistics.median(self.decode), statistics.median(self.prefill)
+        seconds = [statistics.median(times) for times in zip(*self.rows, strict=True)]
+        return {
+            "read_bandwidth_gb_s": statistics.median(self.bandwidth),
+            "int8_peak_gmac_s": statistics.median(self.int8_peak),
             "model": {
                 "file_mb": (info.file_bytes + added) / 1e6,
                 "ternary_weights": info.ternary_weights,
@@ -143,18 +158,18 @@ def measure(
             "decode": {
                 "n": gen,
                 "depth": depth,
-                "tok_s": decode_speed,
-                "runs": decode,
-                "read_bandwidth_runs": bandwidth,
+                "tok_s": decode,
+                "runs": self.decode,
+                "read_bandwidth_runs": self.bandwidth,
                 "bytes_per_token": bytes_per_token,
                 "skipped_bytes_per_token": left_out,
-                "gb_s": decode_speed * bytes_per_token / 1e9,
+                "gb_s": decode * bytes_per_token / 1e9,
             },
             "prefill": {
                 "n": prompt,
-                "tok_s": prefill_speed,
-                "runs": prefill,
-                "gmac_s": prefill_speed * info.macs_per_token / 1e9,
+                "tok_s": prefill,
+                "runs": self.prefill,
+                "gmac_s": prefill * info.macs_per_token / 1e9,
             },
             "rows": {"ms": [1e3 * took for took in seconds], "ratio": [took / seconds[0] for took in seconds]},
         }
