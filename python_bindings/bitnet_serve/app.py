@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -20,7 +17,19 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
-from bitnet_serve import body, chat, completions, embeddings, infill, messages, metrics, openapi, responses, tokens
+from bitnet_serve import (
+    body,
+    chat,
+    completions,
+    embeddings,
+    infill,
+    messages,
+    metrics,
+    openapi,
+    page,
+    responses,
+    tokens,
+)
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
@@ -48,19 +57,6 @@ TEXT_FIELDS = {
     "/v1/embeddings": "input",
 }
 """Where the text stands that may be too long for the context."""
-PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-
-
-def _only(tag: str) -> str:
-    """The hash of what stands in it: nothing else of its kind is run, whatever gets into the page."""
-    inside = PAGE.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
-
-
-POLICY = (
-    f"default-src 'none'; script-src {_only('script')}; style-src {_only('style')}; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 BODIES = 32  # of the largest, that may come at a time
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
 LONG = 128 << 10  # bytes of one whose text becomes tokens in its turn: of 1 MiB it may take a second and 300 MB
@@ -108,8 +104,7 @@ class Api:
     # ---- about the server ----
 
     async def page(self, request: Request) -> Response:
-        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
-        return HTMLResponse(PAGE, headers=headers)
+        return HTMLResponse(page.HTML, headers=page.HEADERS)
 
     async def health(self, request: Request) -> Response:
         if self.draining:
