@@ -24,7 +24,7 @@ from bitnet.data import corpus, dataset
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, texts
+from bitnet.train import checkpoint, measured
 
 HEAD = ["run", "tokens learnt from", "said first", "said again"]
 
@@ -55,7 +55,7 @@ def measure(folder: Path, length: int, wanted: int) -> dict[str, Any]:
         raise ValueError(f"{folder} takes {most:,} tokens, expected {2 * length:,}; lower --length")
     settings = Settings.from_dict(opened.state_of_run["settings"])
     with tempfile.TemporaryDirectory() as scratch:
-        held_out = texts.of_checkpoint(opened, settings, None, most, Path(scratch), lambda line: None)
+        held_out = measured.of_checkpoint(opened, settings, None, most, Path(scratch), lambda line: None)
         if not isinstance(held_out, dataset.Tokens) or opened.config.mask != "causal":
             raise ValueError(f"{folder} has not learnt to go on with plain text, so it has nothing to copy")
         first, again = losses(opened.model, twice(held_out.ids, length, wanted))

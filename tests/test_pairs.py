@@ -19,7 +19,7 @@ from bitnet.data.dataset import Tokens
 from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model.transformer import Transformer
-from bitnet.train.texts import _note
+from bitnet.train.texts import note
 
 torch.set_num_threads(1)
 
@@ -107,7 +107,7 @@ def test_what_the_pairs_are_of_is_said(tmp_path: Path) -> None:
     """A record of a name and a text is a pair, too, and perhaps was not meant as one."""
     joined, said = pairs.Joined([written(tmp_path, {"id": "7", "text": "b", "n": 1})]), list[str]()
     assert list(joined) == ['["7", "b"]']
-    _note(joined, said.append)
+    note(joined, said.append)
     assert said == ['the pairs are of "id" and "text"']
 
 

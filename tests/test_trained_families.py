@@ -13,7 +13,7 @@ from bitnet.data import dataset
 from bitnet.data.masked import ViewedTokens
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet.settings import Settings
-from bitnet.train import texts
+from bitnet.train import measured
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_runtime import Model
 from training import TINY, bitnet
@@ -65,7 +65,7 @@ def test_eval_and_the_engine(family: str, sentences: str, tmp_path: Path, capsys
     before = figures(capsys, run, *asked)
     checkpoint, total, counted = Checkpoint.open(run), 0.0, 0
     context, settings = checkpoint.config.max_context, Settings.from_dict(checkpoint.state_of_run["settings"])
-    text = texts.of_checkpoint(checkpoint, settings, [sentences], context, tmp_path, lambda _: None)
+    text = measured.of_checkpoint(checkpoint, settings, [sentences], context, tmp_path, lambda _: None)
     assert isinstance(text, ViewedTokens)
     with Model.load(packed, threads=1, kv_type="f32") as model, model.session() as session:
         for i in chosen_windows(text.windows(context), 4000 // context):

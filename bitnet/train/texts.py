@@ -17,7 +17,6 @@ from bitnet.data import (
     packing,
     pairs,
     picture_talks,
-    pictures,
     tokenized,
     tokenizer,
 )
@@ -103,14 +102,14 @@ def _talks(asked: Asked) -> Learnt:
         raise corpus.DataError(
             f"no held-out conversation has an answer within {context:,} tokens; raise --context, or --validation"
         )
-    _note_long(dialogues, context, say)
+    note_long(dialogues, context, say)
     if lost := unwritten(talks[0] + talks[1], template):
         say(lost)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
     return words, template, generation, batches, others
 
 
-def _note_long(dialogues: Dialogues, context: int, say: Callable[[str], object]) -> None:
+def note_long(dialogues: Dialogues, context: int, say: Callable[[str], object]) -> None:
     if cut := dialogues.too_long(context):
         none = dialogues.answerless(context)
         lost = f"lose their end, {none:,} of them every answer" if none else "lose their end"
@@ -174,14 +173,14 @@ def read_text(
             return words, _in_pairs(contrastive, words, generation, before.get("pairs", False), kept[0], kept[1])
     if shared := tokenized.named(settings.data):
         known = choose([]) if before or settings.source else None
-        words, (train, held_out) = _shared(shared, known, generation, settings, "train", "validation")
+        words, (train, held_out) = read_shared(shared, known, generation, settings, "train", "validation")
         if not before:
             say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
         return words, _in_pairs(contrastive, words, generation, False, train, held_out)
-    texts, given = _source(settings.data, settings.column, contrastive)
+    texts, given = source_of(settings.data, settings.column, contrastive)
     say(f"{folder}: reading {_shown(settings.data)} and making token ids of it")
     split = corpus.split(texts, settings.validation, say)
-    _note(texts, say)
+    note(texts, say)
     sides: tuple[Iterable[str], Iterable[str]] = pairs.separate(*split) if given else split
     words = choose(sides[0])
     first = tokenizer.separator(words, generation)
@@ -190,69 +189,7 @@ def read_text(
     return words, _in_pairs(contrastive, words, generation, given, train, held_out)
 
 
-def of_checkpoint(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    data: Sequence[str] | None,
-    context: int,
-    scratch: Path,
-    say: Callable[[str], object],
-    column: str = "",
-) -> objectives.HeldOut:
-    """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids.
-
-    column: of `data`; without that of the run."""
-    words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_if_any
-    files = conversations.among(data or [])
-    if config.vision and (files or (settings.chat and not data)):
-        shown = sights.talks_of_checkpoint(settings, config.vision, checkpoint.generation, files, scratch)
-        template, generation = sights.with_template(words, checkpoint.template, checkpoint.generation)
-        return sights.talks(config, words, template, generation, *shown, context)
-    if files or (settings.chat and not data):
-        talks = list(conversations.read(files or finding.files_of(settings.chat)))
-        if checkpoint.template is None:
-            raise corpus.DataError(
-                f"{talks[0].where} is a conversation, and {checkpoint.folder} has no chat template; give it text, or "
-                "teach it conversations: bitnet finetune --chat"
-            )
-        template, generation = with_template(words, checkpoint.template, checkpoint.generation)
-        talks = talks if files else conversations.split(talks, settings.validation)[1]
-        encoder = Encoder(words, template, generation)
-        dialogues = Dialogues(talks, encoder, words, config.mask == "prefix", context)
-        _note_long(dialogues, context, say)
-        return dialogues
-    if config.vision:
-        seen = None if data else pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
-        generation = checkpoint.generation
-        seen = seen or sights.of_checkpoint(settings, config.vision, words, generation, data, scratch)
-        rows = sights.rows(settings, config.vision, words, generation, seen, context)
-        return objectives.held_out(settings, config, words, rows, context)
-    if settings.preference and not data:
-        more = checkpoint.generation, state, checkpoint.folder.resolve().parent, context
-        return preferences.of_checkpoint(settings, words, checkpoint.template, *more)
-    first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
-    kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
-    if not data and settings.mixture:
-        sources = mixtures.of_checkpoint(checkpoint, settings, scratch)
-        return objectives.held_out(settings, config, words, sources, context)
-    given = bool(state.get("pairs"))
-    if kept is None and (shared := tokenized.named(data or settings.data)):
-        (kept,) = _shared(shared, words, checkpoint.generation, settings, "validation")[1]
-    if kept is None:
-        texts, given = _source(data or settings.data, column or settings.column, contrastive)
-        side: Iterable[str]
-        if data:
-            side = pairs.Separate(texts) if given else texts
-        else:
-            split = corpus.split(texts, settings.validation)
-            side = pairs.separate(*split)[1] if given else split[1]
-        kept = dataset.tokenize(side, words, scratch, "text", first)
-        _note(texts, say)
-    text = _pairs_of(kept, words, checkpoint.generation, given) if contrastive else kept
-    return objectives.held_out(settings, config, words, text, context)
-
-
-def _shared(
+def read_shared(
     folder: Path, words: Tokenizer | None, generation: dict[str, Any], settings: Settings, *sides: str
 ) -> tuple[Tokenizer, list[dataset.Tokens]]:
     """Tokenizer and token ids of a folder of them. words: the model's own, which they must be of; None: it has none."""
@@ -263,7 +200,7 @@ def _shared(
     return made, found
 
 
-def _source(data: Sequence[str], column: str, contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:
+def source_of(data: Sequence[str], column: str, contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:
     """The texts that sources name, and whether they are joined pairs."""
     files = pairs.files_of(data) if contrastive else []
     return (pairs.Joined(files), True) if files else (corpus.Documents(data, column), False)
@@ -275,7 +212,7 @@ def _shown(data: Sequence[str]) -> str:
     return ", ".join(data[:2] if more else data) + more or "Python's standard library (no --data)"
 
 
-def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:
+def note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:
     if isinstance(texts, pairs.Joined) and texts.names:
         say('the pairs are of "{}" and "{}"'.format(*texts.names))
     if isinstance(texts, corpus.Documents) and texts.left_out:
@@ -292,10 +229,10 @@ def _in_pairs(
 ) -> Sides:
     if not wanted:
         return train, held_out
-    return _pairs_of(train, words, generation, given), _pairs_of(held_out, words, generation, given)
+    return pairs_of(train, words, generation, given), pairs_of(held_out, words, generation, given)
 
 
-def _pairs_of(kept: dataset.Tokens, words: Tokenizer, generation: Mapping[str, Any], given: bool) -> pairs.Pairs:
+def pairs_of(kept: dataset.Tokens, words: Tokenizer, generation: Mapping[str, Any], given: bool) -> pairs.Pairs:
     frame = Frame.of(words, tokenizer.defaults(words, generation))
     return pairs.Pairs(kept, tokenizer.separator(words, generation), given, frame)
 

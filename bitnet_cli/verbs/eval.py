@@ -214,7 +214,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     from bitnet.data import dataset
     from bitnet.evaluate.loss import Overlapping, check_vocabulary
     from bitnet.settings import Settings
-    from bitnet.train import objectives, texts
+    from bitnet.train import measured, objectives
 
     folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
     if not state and not args.data:
@@ -223,7 +223,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     settings = Settings.from_dict(checkpoint.state_of_run["settings"]) if state else Settings()
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
-        text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")
+        text = measured.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")
         if isinstance(text, dataset.Tokens) and not settings.draft_only:
             text = Overlapping(text, stride)
         elif args.stride:
