@@ -31,7 +31,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import dataset, masked, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
-from bitnet.train import building, loop, optimizers, prepare, runlog
+from bitnet.train import building, hardware, loop, optimizers, runlog
 from bitnet.train.horizon import BEGINNING, Horizon
 from bitnet.train.run import Run
 from bitnet.train.schedule import Place
@@ -129,7 +129,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
         quantize_warmup=0.9 if case.kind == "coming in" else 0.0, recompute=case.recompute, layers_every=0,
         save_every=10**9, save_minutes=0, eval_every=10**9, lr=1e-3, threads=size.threads,
     )  # fmt: skip
-    prepare.set_threads(settings.threads)
+    hardware.set_threads(settings.threads)
     ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
     ids[case.begins] = 0
     tokens = dataset.Tokens(ids, len(ids), "random")

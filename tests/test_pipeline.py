@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitnet.data import dataset
-from bitnet.train import checkpoint, loop, passes, prepare, profiling
+from bitnet.train import checkpoint, hardware, loop, passes, profiling
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import Ahead, Made, Work
 from training import TINY, bitnet, bits, losses
@@ -248,4 +248,4 @@ def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path, capsys: pytest
 def test_emulated_bf16_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU before Ampere emulates it, slower than fp32."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert prepare.choose_precision("auto", "cuda") == "fp32" and prepare.choose_precision("bf16", "cuda") == "bf16"
+    assert hardware.choose_precision("auto", "cuda") == "fp32" and hardware.choose_precision("bf16", "cuda") == "bf16"

@@ -15,7 +15,7 @@ from bitnet import source_settings
 from bitnet.data import finding, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, prepare, progress, resolve
+from bitnet.train import checkpoint, hardware, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.horizon import Horizon
 from bitnet_export.checkpoint.real_text import real_tokens
@@ -241,10 +241,10 @@ def test_durations(seconds: float, text: str) -> None:
 def test_threads_are_bounded_by_the_cores(capsys: pytest.CaptureFixture[str]) -> None:
     before, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     try:
-        prepare.set_threads(1000)
+        hardware.set_threads(1000)
         assert torch.get_num_threads() == cores
         assert f"--threads 1,000: this machine has {cores} cores" in capsys.readouterr().err
-        prepare.set_threads(1)
+        hardware.set_threads(1)
         assert torch.get_num_threads() == 1 and not capsys.readouterr().err
     finally:
         torch.set_num_threads(before)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig, not_yet
@@ -22,6 +19,7 @@ from bitnet.settings import Settings
 from bitnet.train import (
     building,
     distill,
+    hardware,
     horizon,
     memory,
     mixtures,
@@ -63,15 +61,15 @@ def prepare(
     newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
     whose stack of images it begins with; source: what a run began with that goes on.
     """
-    settings = _on_this_machine(settings)
+    settings = hardware.settled(settings)
     check_options(settings, config, new_words=not (newest or start))
     if settings.device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
         memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
+    before = newest.state if newest else {}
     if newest is None:
         config = config.with_draft() if settings.draft else config.replace(draft=None)
-    folder, before = settings.run_folder, newest.state if newest else {}
-    if newest and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
+    elif (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
@@ -111,25 +109,41 @@ def prepare(
     announce(settings, config, model, state, batches, end)
     if line:
         say(line)
-    if not (newest or start) and batches.context < config.max_context:
-        say(
-            f"it learns from {batches.context:,} tokens at a time, and its file will take texts of "
-            f"{config.max_context:,}, whose end it has not learnt; --set max_context={batches.context} keeps them out"
-        )
+    if not (newest or start):
+        _note_context(config, batches.context)
+    parts = words, batches, held_out, sequences, end, model, forward, optimizer
+    run = Run(settings, settings.run_folder, *parts, state, template, generation)
+    _add_references(run, before, teacher, source)
+    return run
+
+
+def _add_references(
+    run: Run,
+    before: dict[str, Any],
+    teacher: source_model.Start | None,
+    source: Callable[[], source_model.Start] | None,
+) -> None:
+    """The other models that a run is held against: where it began with, of preferences, and its teacher."""
+    settings, batches = run.settings, run.batches
     if settings.preference:
 
         def first() -> Transformer:
-            return building.build_model(settings, config, source(), batches)[0] if source else model
+            return building.build_model(settings, run.model.config, source(), batches)[0] if source else run.model
 
-        data = batches.tokens, held_out, settings, batches.context
-        state["reference"] = preferences.refer(first, *data, before)
-    parts = words, batches, held_out, sequences, end, model, forward, optimizer
-    run = Run(settings, folder, *parts, state, template, generation)
+        data = batches.tokens, run.held_out, settings, batches.context
+        run.state["reference"] = preferences.refer(first, *data, before)
     if settings.distilled:
         if teacher is None:
-            raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {folder}`")
-        run.distillation = distill.Distillation(teacher, settings, model, words)
-    return run
+            raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {run.folder}`")
+        run.distillation = distill.Distillation(teacher, settings, run.model, run.words)
+
+
+def _note_context(config: ModelConfig, context: int) -> None:
+    if context < config.max_context:
+        say(
+            f"it learns from {context:,} tokens at a time, and its file will take texts of "
+            f"{config.max_context:,}, whose end it has not learnt; --set max_context={context} keeps them out"
+        )
 
 
 def _told(
@@ -140,15 +154,6 @@ def _told(
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
     read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
     return options | {"the model": config.to_json(), "the step": newest.state["step"] if newest else 0} | read
-
-
-def _on_this_machine(settings: Settings) -> Settings:
-    """With the device and the precision that are taken here."""
-    set_threads(settings.threads)
-    device = choose_device(settings.device)
-    if device == "cuda" and parallel.launched():
-        parallel.take_gpu()
-    return dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
 
 
 def _size_of_draft(model: Transformer) -> int:
@@ -272,23 +277,6 @@ def with_images(settings: Settings, config: ModelConfig, words: Tokenizer) -> Mo
     return config.replace(similarity_scale=scale, similarity_bias=bias)
 
 
-def set_threads(wanted: int) -> None:
-    """As many as asked for; more than there are cores would wait for each other."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if wanted > cores:
-        say(f"--threads {wanted:,}: this machine has {cores} cores for us, so {cores} threads are taken")
-    if wanted:
-        torch.set_num_threads(min(wanted, cores))
-
-
-def choose_device(wanted: str) -> str:
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("--device cuda, but torch finds no CUDA device; use --device cpu")
-    return wanted
-
-
 def sequences_of_step(settings: Settings, context: int) -> int:
     """How many an optimizer step has. Raises TrainingError when they cannot be dealt out to the processes."""
     tokens, processes = settings.batch_tokens or settings.batch * settings.accumulate * context, parallel.size()
@@ -306,9 +294,3 @@ def sequences_of_step(settings: Settings, context: int) -> int:
             f"{settings.batch:,}, so the last one would have no other text to tell from; change --batch or --accumulate"
         )
     return tokens // context
-
-
-def choose_precision(wanted: str, device: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "bf16" if optimizers.multiplies_bf16(device) else "fp32"

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if checkpoint:
         _check_samples(checkpoint.config, args)
         if args.threads:
-            from bitnet.train.prepare import set_threads
+            from bitnet.train.hardware import set_threads
 
             set_threads(args.threads)
     if checkpoint and not args.tasks:
