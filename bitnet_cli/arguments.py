@@ -1,4 +1,4 @@
-"""Words on a command line that several verbs take, and wrong usage that argparse cannot see."""
+"""Arguments that several verbs share, and wrong usage that argparse cannot detect."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def refuse(message: str) -> int:
-    """Say what is wrong; the exit code of wrong usage."""
+    """Print what is wrong. Returns the exit code of wrong usage."""
     print(f"bitnet: error: {message}", file=sys.stderr)
     return 2
 
 
 class Once(argparse.Action):
-    """An option that is not given twice: the last one would silently win."""
+    """An option that may be given only once: the last one would silently win."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, option: str | None = None
@@ -26,7 +26,7 @@ class Once(argparse.Action):
 
 
 def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """high: the most that it may be."""
+    """A parser of integers from `low` to `high`; None: no upper bound."""
     expected = f"of at least {low}" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:
@@ -44,7 +44,7 @@ def positive(text: str) -> int:
 
 
 def encodings() -> tuple[str, ...]:
-    """Encodings of ternary weights, by the names that are typed."""
+    """The encoding of ternary weights that a user names by bits a weight."""
     from bitnet_export.packed.encodings import TERNARY
 
     return tuple(TERNARY)

@@ -26,15 +26,15 @@ EXTRAS = {
     "onnx": "export", "onnxruntime": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
     "pyarrow": "data", "datasketch": "data", "wandb": "wandb", "trackio": "trackio",
 }  # fmt: skip
-"""Of a package that is in another than the verb's."""
+"""The extra that holds a package, where that is not the extra of the verb."""
 KIN = {"train": "finetune", "finetune": "train"}
-"""Verbs that have most of their options in common."""
+"""Verbs that share most of their options."""
 TEXTS = {"-p", "--prompt", "--text", "--system", "--attention"}
-"""Options of which nothing is a value, too."""
+"""Options that may be empty."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that names the nearest valid word, and does not guess from abbreviations."""
+    """An argparse parser that suggests the nearest valid word, and does not accept abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -54,12 +54,12 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {word!r}" + (self.elsewhere(word) or _did_you_mean(word, options)))
 
     def elsewhere(self, word: str) -> str:
-        """Where an option is known that is unknown here."""
+        """Points to a verb that has an option this one lacks."""
         return ""
 
 
 class VerbParser(Parser):
-    """That of one verb: it knows the arguments when it is to parse some."""
+    """The parser of one verb, which adds its arguments only when it has to parse."""
 
     def __init__(self, verb: str, **options: Any) -> None:
         super().__init__(**options)
@@ -71,7 +71,7 @@ class VerbParser(Parser):
         return super().parse_known_args(args, namespace)
 
     def _refuse_empty(self, words: Sequence[str]) -> None:
-        """A variable of the shell that is not set would name the folder one is in, or be as an option not given."""
+        """Refuse empty arguments: an unset shell variable would mean the current folder, or an option not given."""
         for before, word in zip(["", *words], words, strict=False):
             option = before if word == "" else word[:-1] if re.fullmatch(r"--[\w-]+=", word) else None
             if option is not None and option not in TEXTS:
@@ -89,7 +89,7 @@ def _module(verb: str) -> Any:
 
 
 def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
-    """The parser, and that of each verb."""
+    """The main parser and the parsers of the verbs."""
     about = "Train a ternary transformer, pack it into one file, run it fast."
     parser = Parser(prog="bitnet", description=about, formatter_class=_Columns)
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
@@ -101,10 +101,10 @@ def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
-    if sys.stderr is None:  # closed by whoever started us; print would take stdout instead
+    if sys.stderr is None:  # closed by the parent process; print would use stdout instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack characters of ours
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack characters that we print
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
     try:
@@ -114,14 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:  # as the answer goes out
         return 130
-    except BrokenPipeError:  # whoever read our output has left: nothing more to say, to anyone
+    except BrokenPipeError:  # the reader of our output is gone, so there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """What ends a program ends it as Ctrl-C does: with its temporary files removed."""
+    """Let signals that end the program act like Ctrl-C, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -153,7 +153,7 @@ def _run(argv: Sequence[str] | None) -> int:
         raise
     except ModuleNotFoundError as error:
         if not verb:
-            raise  # the module of a verb imports what is always there
+            raise  # the module of a verb itself imports only what is always installed
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
         return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
@@ -162,7 +162,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(f"{error.strerror}: {names}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
-            raise  # a mistake of ours: its traceback is wanted
+            raise  # a bug of ours, so show the traceback
         return _fail(str(error) or type(error).__name__)
 
 
@@ -174,7 +174,7 @@ def _fail(message: str) -> int:
 
 
 def _install(extra: str) -> str:
-    """The command that adds what an extra of pyproject.toml names, whatever this installation came from."""
+    """The command that installs an extra of pyproject.toml, however this package was installed."""
     from importlib import metadata
 
     def packages(extra: str) -> list[str]:
@@ -189,7 +189,7 @@ def _install(extra: str) -> str:
 
 
 class _Columns(argparse.HelpFormatter):
-    """Two columns that the longest verb fits into: argparse forgets that verbs are indented further."""
+    """A column wide enough for the longest verb: argparse forgets that verbs are indented further."""
 
     def format_help(self) -> str:
         self._action_max_length += 2
@@ -197,7 +197,7 @@ class _Columns(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """--version, which looks for the version when it is asked for."""
+    """--version, which looks up the version only when asked."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
@@ -214,7 +214,7 @@ class _Version(argparse.Action):
 
 
 def _did_you_mean(word: str, words: list[str]) -> str:
-    """The end of an error; "" when nothing is near. Dashes in front do not make two options alike."""
+    """The suggestion at the end of an error; "" when nothing is near. Leading dashes do not count as likeness."""
     from bitnet_runtime.errors import nearest
 
     bare = {each.lstrip("-"): each for each in words}

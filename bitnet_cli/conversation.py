@@ -25,8 +25,8 @@ from bitnet_runtime.terminal import escape, say, show
 
 HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed
-/system TEXT   what the model is told before the conversation; without TEXT nothing
-/image FILE    a picture that goes with the next message
+/system TEXT   set the system prompt; without TEXT there is none
+/image FILE    send a picture with the next message
 /save FILE     add the conversation to a .jsonl file; `bitnet finetune --chat` reads it if it has no pictures
 /help          this text
 /exit          leave (or Ctrl-D)
@@ -40,22 +40,22 @@ NO_TEMPLATE = "This model has no chat template and does not know turns: it conti
 
 
 class Conversation:
-    """Messages so far; a session holds them, so that only what is new is computed."""
+    """The messages so far. A session holds their tokens, so only new ones are computed."""
 
     def __init__(self, model: Model, system: str | None, sampling: dict[str, Any], quiet: bool = False) -> None:
         self._model = model
         self._sampling = sampling
         self._quiet = quiet
         self._turns: list[Message] = []  # of user and assistant, one after the other
-        self._pictures: list[str] = []  # that go with the next message
+        self._pictures: list[str] = []  # pictures to send with the next message
         self._refused = False  # something from a pipe could not be done
-        self._lacking = False  # a picture from a pipe that is not there: what follows would be asked of nothing
+        self._lacking = False  # a picture named in a pipe is missing: the next message would refer to nothing
         self._opening: list[Message] = []  # the system message
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
 
     def restore(self, note: bytes, keep_system: bool) -> None:
-        """Go on with the conversation that a session file has. Raises SessionFileError."""
+        """Continue the conversation of a session file. Raises SessionFileError."""
         opening, self._turns, self._unseen = from_note(note)
         self._opening = opening if keep_system else self._opening
         turns = len(self._turns) // 2
@@ -158,7 +158,7 @@ class Conversation:
             self._error(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
 
     def show(self, name: str) -> None:
-        """Let a picture go with the next message. Raises BitnetError when it or the model is not fit for that."""
+        """Send a picture with the next message. Raises BitnetError: it cannot be read, or the model sees no images."""
         self._model.image_prompt("", 1)
         self._model.processor.bytes(name)
         self._pictures.append(name)
@@ -175,7 +175,7 @@ class Conversation:
             self._note("it goes with the next message")
 
     def _message(self, text: str) -> Message:
-        """With the pictures that wait for it."""
+        """The message with the pictures that wait for it."""
         images = [{"type": "image", "image": name} for name in self._pictures]
         return {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
 
@@ -188,7 +188,7 @@ class Conversation:
             self._note("from the next answer on" if text else "no system message")
 
     def _tell(self, system: str) -> None:
-        """Make this the system message; "" for none. Raises BitnetError when the model does not take it."""
+        """Make this the system message; "": none. Raises BitnetError if the model does not accept it."""
         opening: list[Message] = [{"role": "system", "content": system}] if system else []
         if self._model.has_template:
             self._model.apply_template([*opening, {"role": "user", "content": "?"}])
@@ -203,7 +203,7 @@ class Conversation:
             self._error("no message to answer again")
             return
         if resolve(self._sampling, self._model.defaults).temperature == 0:
-            say("at temperature 0 the answer stays the same, whatever the seed")
+            say("at temperature 0 the answer is the same for every seed")
         before = self._turns[-2:]
         del self._turns[-2:]
         if not self._answer(before[0], {"seed": None}):
@@ -212,7 +212,7 @@ class Conversation:
     def _save(self, name: str) -> None:
         path = Path(os.path.expanduser(name))
         if path.suffix != ".jsonl":
-            self._error("/save wants the name of a .jsonl file, to which it adds a line")
+            self._error("/save needs the name of a .jsonl file, to which it adds a line")
         elif not self._turns:
             self._error("nothing to save")
         else:
@@ -260,7 +260,7 @@ class Conversation:
         return True
 
     def _prompt(self, message: Message) -> list[int]:
-        """Its tokens. When the context has no room for the answer, the model no longer sees the oldest turns."""
+        """The tokens of the prompt. If the context has no room for an answer, the oldest turns are dropped."""
         n_ctx = self._session.n_ctx
         whole = self._tokens(message, self._unseen)
         most = resolve(self._sampling, self._model.defaults).max_tokens
@@ -273,13 +273,13 @@ class Conversation:
             raise InvalidParameterError(too_long(what, len(alone), self._model, n_ctx), "prompt")
         if not self._model.has_template or self._unseen == len(self._turns):
             return alone
-        # Half of the context is freed at once: after each change the rest is computed anew.
+        # Free half of the context at once, because each change makes us compute the rest again.
         places = range(self._unseen + 2, len(self._turns), 2)
         found = bisect.bisect_left(places, True, key=lambda at: len(self._tokens(message, at)) <= n_ctx // 2)
         self._unseen = [*places, len(self._turns)][found]
         self._note(
             f"[the context of {n_ctx:,} tokens is full: the model no longer sees the oldest {self._unseen // 2} of "
-            f"{len(self._turns) // 2} turns{larger_context(self._model, n_ctx)}; /clear begins anew]"
+            f"{len(self._turns) // 2} turns{larger_context(self._model, n_ctx)}; /clear starts over]"
         )
         return self._tokens(message, self._unseen)
 
@@ -306,7 +306,7 @@ class Conversation:
 
 
 def _anywhere(message: Message) -> Message:
-    """It, with its pictures by names that hold in any folder."""
+    """The message with absolute names of its pictures."""
     content: Any = message["content"]
     if isinstance(content, str):
         return message

@@ -1,4 +1,4 @@
-"""The messages of `bitnet chat`, as they go with its session into a file."""
+"""The messages of `bitnet chat`, as they are saved with its session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_note(opening: list[Message], turns: list[Message], unseen: int) -> bytes:
 
 
 def from_note(note: bytes) -> tuple[list[Message], list[Message], int]:
-    """What `to_note` was given. Raises SessionFileError."""
+    """The inverse of `to_note`. Raises SessionFileError."""
     try:
         kept = json.loads(note)
         opening, turns, unseen = kept["opening"], kept["turns"], kept["unseen"]
@@ -50,7 +50,7 @@ def _texts(content: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def at_the_end(save: Callable[[], None]) -> Iterator[None]:
-    """Call it whatever ends the block, a signal of ENDS too. What comes after that does not disturb it."""
+    """Call it however the block ends, even by a signal of ENDS. Later signals do not interrupt it."""
     with contextlib.ExitStack() as before:
         for number in (*ENDS, signal.SIGINT):
             before.callback(signal.signal, number, signal.getsignal(number))
@@ -70,9 +70,11 @@ def at_the_end(save: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other chat writes to the folder: several end at once when a terminal is closed."""
+    """Keep other chats from writing to the folder: several end at once when a terminal is closed."""
     with contextlib.ExitStack() as after:
-        with contextlib.suppress(OSError, ImportError):  # no folder, which writing will say; no locks, as on Windows
+        with contextlib.suppress(
+            OSError, ImportError
+        ):  # no such folder, which writing will report; or no file locks, as on Windows
             import fcntl
 
             handle = os.open(folder, os.O_RDONLY)
@@ -82,7 +84,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 class Kept:
-    """The file of a conversation, as it is when one begins."""
+    """The file of a conversation, as it was when the chat began."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What a person types, or a pipe brings, line by line."""
+"""Input from a person or a pipe, line by line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Lines:
 
     def __init__(self, quiet: bool) -> None:
         self.typed = sys.stdin is not None and sys.stdin.isatty()
-        """By a person at a terminal."""
+        """Whether a person types at a terminal."""
         self.pastes = False
-        """A paste comes as one line with line breaks in it."""
+        """Whether a paste arrives as one line with line breaks in it."""
         self.unfinished = False
-        """The lines before belong to the message that Ctrl-C ended."""
+        """Drop the earlier lines of a message that Ctrl-C ended."""
         self._prompts = not quiet
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(errors="surrogateescape")  # one wrong byte ends a message, not the program
+            sys.stdin.reconfigure(errors="surrogateescape")  # one invalid byte should end a message, not the program
         if self.typed and sys.stdout.isatty():
             self._edit()
 

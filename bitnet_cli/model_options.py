@@ -1,4 +1,4 @@
-"""What verbs that run a model take alike: the file, how it is loaded, and how tokens are sampled.
+"""Options shared by verbs that run a model: the file, how it is loaded, and how tokens are sampled.
 
 Flags of sampling come from the table in bitnet_runtime/defaults.py.
 """
@@ -48,7 +48,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
-    group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
+    group.add_argument("--no-mmap", action="store_true", help="read the file into memory instead of mapping it")
 
 
 def add_threads(group: argparse._ActionsContainer) -> None:
@@ -132,7 +132,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _format(name: str) -> Callable[[str], Any]:
-    """A parser of what an answer is held to: a regular expression, or a file with the rest."""
+    """A parser of an answer's format: a regular expression, or the name of a file with a schema or grammar."""
 
     def parse(given: str) -> Any:
         try:
@@ -154,13 +154,13 @@ def model_path(args: argparse.Namespace) -> Path | None:
 
 @contextmanager
 def opened(args: argparse.Namespace, path: Path) -> Iterator[Model]:
-    """The model. Its errors of a context too small name the option that sets it."""
+    """The loaded model. Errors about a context that is too small name the option that sets it."""
     with _naming_ctx(), load(args, path) as model:
         yield model
 
 
 def load(args: argparse.Namespace, path: Path, **changes: Any) -> Model:
-    """The model. changes: arguments of Model.load in place of those that were given."""
+    """The loaded model. changes: arguments of Model.load that replace those given."""
     from bitnet_runtime.model import Model
 
     with _naming_ctx():
@@ -191,7 +191,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def adapter_of(model: Model) -> str | None:
-    """The name of that which --adapter gave."""
+    """The name of the adapter that --adapter gave."""
     return next(iter(model.adapters), None)
 
 

@@ -1,4 +1,4 @@
-"""What `bitnet generate` and `bitnet chat` say beside an answer: why it ended, what it took, what allows more."""
+"""Notes of `bitnet generate` and `bitnet chat` on an answer: why it ended, what it cost, what allows more."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def cut_off(result: Result, model: Model, n_ctx: int) -> str:
 
 
 def too_long(what: str, tokens: int, model: Model, n_ctx: int, images: str = "") -> str:
-    """Of a text that does not fit the context, for an error. images: what is to be said of those."""
+    """The error for a text that does not fit the context. images: a remark on its images."""
     found = f"the {what} has {tokens:,} tokens, the context holds {n_ctx:,}; {images and f'{images}; '}"
     return f"{found}shorten it{larger_context(model, n_ctx)}"
 
 
 def larger_context(model: Model, n_ctx: int) -> str:
-    """How to get one, as the end of a sentence; "" when the model has no larger one, or a file has said how large."""
+    """How to get a larger context, as the end of a sentence; "": there is none, or a session file sets the size."""
     allowed = n_ctx == model.n_ctx < model.info.max_context
     return f"; -c N allows up to {model.info.max_context:,}" if allowed else ""
 
 
 def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:
-    """What `make` makes with a session of its own. One that does not fit in memory gets less context, and a note."""
+    """A session, with a smaller context and a note if the model's does not fit in memory."""
     from bitnet_runtime.errors import ModelTooLargeError
 
     try:

@@ -1,4 +1,4 @@
-"""What ends a program from outside, but for Ctrl-C."""
+"""Signals that end the program, apart from Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""What says that the machine shuts down or the terminal was closed; often both."""
+"""Sent when the machine shuts down or the terminal is closed; often both."""
 
 
 def leave(sent: int, _: object) -> None:
-    """A handler of them: the program ends as it does by itself, and another does not disturb that."""
+    """A handler of them: the program exits normally, and a second signal does not interrupt that."""
     ignore(ENDS)
     sys.exit(128 + sent)
 

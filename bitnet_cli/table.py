@@ -18,19 +18,19 @@ class Verb(NamedTuple):
 
 
 VERBS = (
-    Verb("tokenize", "make token ids of text once, for many runs"),
+    Verb("tokenize", "turn text into token ids once, for many runs"),
     Verb("train", "train a model on text"),
     Verb("report", "one page of figures about a training run"),
     Verb("eval", "measure a model on text or on tasks"),
     Verb("export", "write a checkpoint as one packed file", "export"),
     Verb("convert", "a published model to a packed file, or a packed file to another format", "export"),
-    Verb("finetune", "go on with a model that exists; a full-precision one becomes ternary"),
+    Verb("finetune", "train an existing model further; a full-precision one becomes ternary"),
     Verb("inspect", "show what is in a packed file"),
     Verb("generate", "continue a text"),
-    Verb("verify-receipt", "whether an answer is what a model says"),
+    Verb("verify-receipt", "check that an answer came from a model"),
     Verb("chat", "talk to a model"),
-    Verb("serve", "answer over HTTP, as OpenAI's API does, with a page to talk to", "serve"),
+    Verb("serve", "answer over HTTP, as OpenAI's API does, with a chat page", "serve"),
     Verb("embed", "vectors of texts or pictures, or how alike they are"),
-    Verb("similarity", "how well pictures and texts fit", "images"),
+    Verb("similarity", "how well texts fit pictures", "images"),
     Verb("bench", "measure speed and memory against the machine's limits"),
 )

@@ -1,4 +1,4 @@
-"""How a run asks its model tasks of lm-evaluation-harness: by way of a packed file."""
+"""How a run evaluates its model on tasks of lm-evaluation-harness: through a packed file."""
 
 from __future__ import annotations
 

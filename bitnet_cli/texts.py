@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 MOST = 256 << 20
-"""Bytes of a text. A device that never ends would take all memory."""
+"""Most bytes of a text: a device that never ends would fill the memory."""
 
 
 def read_text(file: Path | None) -> str | None:
@@ -31,5 +31,5 @@ def read_text(file: Path | None) -> str | None:
 
 
 def lines_of(text: str) -> list[str]:
-    """Not splitlines, which also cuts at characters that a text may have."""
+    """Lines without their ends. Not splitlines, which also splits at characters that a text may contain."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -1,4 +1,4 @@
-"""What `bitnet train` and `bitnet finetune` share: a flag for each option, and what is said of a run that ended."""
+"""What `bitnet train` and `bitnet finetune` share: a flag for each option, and the report of a run that ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_branch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="branch", default="", metavar="RUN",
-        help="go on from a checkpoint of another run, or from that run, in --out; with another --steps, for example",
+        help="continue a checkpoint of another run, or that run, in --out; with another --steps, for example",
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def before_torch() -> None:
 
 
 def given(args: argparse.Namespace) -> Given:
-    """What the flags say."""
+    """The options given as flags."""
     from bitnet.train.resolve import Given
 
     options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}

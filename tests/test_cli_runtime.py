@@ -167,7 +167,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
             "error: --depth 60 with --prompt 9 needs 69 tokens, the context holds 64; lower them",
         ),
         (("generate", "{}/script", "-p", "x", "--max-p", "3"), 2, "unknown option '--max-p'$"),
-        (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
+        (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding needs --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],
 )

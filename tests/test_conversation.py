@@ -135,7 +135,7 @@ def test_retry(models: Path) -> None:
 def test_retry_at_temperature_0_says_that_it_changes_nothing(models: Path) -> None:
     done = piped(models / "chat", "hello", "/retry", args=("--temp", 0))
     assert done.stdout == f"{ANSWER}\n" * 2
-    assert done.stderr.count("at temperature 0 the answer stays the same, whatever the seed") == 1
+    assert done.stderr.count("at temperature 0 the answer is the same for every seed") == 1
 
 
 def test_system(models: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_save_harms_nothing(models: Path, tmp_path: Path) -> None:
     )
     done = piped(models / "chat", "x", "/save", *(f"/save {name}" for name in names), "bye", args=("--quiet",))
     assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n" * 2)
-    assert done.stderr.count("wants the name of a .jsonl file") == 2
+    assert done.stderr.count("needs the name of a .jsonl file") == 2
     assert "error: Is a directory: " in done.stderr and done.stderr.count("error: No such file or directory: ") == 2
     assert (tmp_path / "model.bitnet").read_bytes() == b"x"
 

@@ -221,7 +221,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert (nowhere.returncode, nowhere.stdout) == (1, "") and "create it first" in nowhere.stderr
     (tmp_path / "notes.txt").write_text("mine")
     others = bitnet("generate", path, "-p", "Once", "--receipt", tmp_path / "notes.txt")
-    assert (others.returncode, others.stdout) == (1, "") and "is there and no receipt" in others.stderr
+    assert (others.returncode, others.stdout) == (1, "") and "exists and is not a receipt" in others.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine"
     done = bitnet("generate", path, "-p", "Once", "-n", "12", "--receipt", file, "--quiet")  # in place of the first
     again = bitnet("verify-receipt", path, "--isa", "scalar", file)

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gen", type=at_least(1), metavar="N", help=f"tokens to decode {fitting}")
     parser.add_argument(
         "--depth", type=at_least(0), default=0, metavar="N",
-        help="tokens in the cache before, copies of a few; with --shape the context grows to hold them (default: 0)",
+        help="tokens already in the cache, mostly copies; with --shape the context grows to hold them (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=at_least(1), default=3, metavar="N", help="runs to take the median of (default: 3)"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if (path is None) == (args.shape is None):
         return refuse("give either a packed file or --shape NAME")
     if path is not None and args.encoding:
-        return refuse("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
+        return refuse("--encoding needs --shape; a file has its own encoding, which `bitnet export` can change")
     if path is None and args.adapter:
         return refuse("--adapter goes with the packed file that it belongs to, and --shape has random weights")
     needed = args.depth + max(args.prompt or USUAL, (args.gen or USUAL) + 1)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _random_file(shape: str, context: int, encoding: str) -> Iterator[Path]:
-    """A temporary packed file with random weights of a preset's shape, and at least so long a context."""
+    """A temporary packed file with random weights of a preset's shape, and a context of at least `n_ctx` tokens."""
     from bitnet.presets import PRESETS
     from bitnet_export import random_model
 

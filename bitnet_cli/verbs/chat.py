@@ -31,11 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "Python has GNU readline."
     )
     add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     add_adapter(parser)
-    add_images(parser, "a picture that goes with the first message; may be repeated")
+    add_images(parser, "a picture to send with the first message; may be repeated")
     parser.add_argument(
-        "--session", type=Path, metavar="FILE", help="go on with the conversation in this file, if it is there; it is "
+        "--session", type=Path, metavar="FILE", help="continue the conversation in this file, if it exists; it is "
         "written at the end",
     )  # fmt: skip
     add_sampling(parser)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Convert a published model, a Hugging Face folder or a GGUF file, to a packed file. The format and the "
-        "kind of model are told from the content; the file is compared with its source before it appears. With --to, "
-        "convert a packed file to the format of others."
+        "kind of model are recognized by the content; the file is compared with its source before it appears. With "
+        "--to, convert a packed file to the format of others."
     )
     parser.add_argument("source", help="a Hugging Face folder, a GGUF file, or with --to a packed file")
     parser.add_argument(
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=("hf", "gguf", "onnx"),
         help="write a Hugging Face folder, whose logits are those of the engine with --kv-type f32; a GGUF file, which "
-        "takes text where llama.cpp has model and tokenizer, as of `bitnet train --preset gguf`; or a folder with an "
+        "takes text if llama.cpp knows model and tokenizer, as from `bitnet train --preset gguf`; or a folder with an "
         "ONNX graph [a packed file]",
     )
     parser.add_argument("--tokens", type=positive, metavar="N", help="tokens to compare [512]")
@@ -54,14 +54,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--linears",
         choices=("int8", "f16", "f32"),
-        help="how linear layers are stored that are not ternary; int8 rounds their inputs too, the report says what it "
+        help="how linear layers that are not ternary are stored; int8 rounds their inputs too, the report says what it "
         "costs [f16 where nothing is ternary, else f32]",
     )
     kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
-    parser.add_argument("--type", choices=kinds, help="with --to gguf: of the ternary weights [TQ2_0]")
+    parser.add_argument("--type", choices=kinds, help="with --to gguf: type of the ternary weights [TQ2_0]")
     parser.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
     parser.add_argument(
-        "--form", choices=("int8", "float", "2bit"), help="with --to onnx: of the ternary weights [int8]"
+        "--form", choices=("int8", "float", "2bit"), help="with --to onnx: type of the ternary weights [int8]"
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
@@ -70,7 +70,7 @@ _GOES_WITH = {
     "tokens": (None,), "encoding": (None,), "sparse": (None,), "linears": (None,), "head": (None, "gguf"),
     "type": ("gguf",), "no_tokenizer": ("gguf",), "form": ("onnx",),
 }  # fmt: skip
-"""For which --to an option of `bitnet convert` says something; None: a packed file is written."""
+"""The values of --to with which an option has an effect; None: a packed file is written."""
 
 
 def _target(to: str | None) -> str:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
-    """What is being done, on one line of a terminal that is cleared in the end."""
+    """The current step, on one line of the terminal, which is cleared at the end."""
     shown = sys.stderr.isatty()
 
     def show(what: str) -> None:

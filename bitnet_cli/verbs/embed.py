@@ -16,7 +16,7 @@ from bitnet_runtime.terminal import escape
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A vector of length 1 for each picture and text, one JSON array a line. Texts come from -p, which may be "
-        "repeated, or are the lines of -f, or of standard input where there is no picture."
+        "repeated, or are the lines of -f, or of standard input if there is no picture."
     )
     add_model(parser)
     add_adapter(parser)
@@ -25,11 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
     add_images(parser, "a picture; may be repeated, and comes before the texts")
     parser.add_argument(
-        "--pooling", choices=("last", "mean", "first"), help="what becomes the vector (default: as the model says)"
+        "--pooling", choices=("last", "mean", "first"), help="how token vectors become one (default: as the model says)"
     )
-    parser.add_argument(
-        "--similarity", action="store_true", help="print how alike they are, the cosine of each two, -1 to 1"
-    )
+    parser.add_argument("--similarity", action="store_true", help="print the cosine of each pair, -1 to 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 

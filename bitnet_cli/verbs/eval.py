@@ -27,7 +27,7 @@ FOR_TASKS = ("fewshot", "limit", "chat")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
+        "Loss of a model on text, or its score on tasks of lm-evaluation-harness. A checkpoint is "
         "measured in PyTorch, a packed file in the engine, with the same result; only a packed model with prefixes "
         "is measured without one. docs/evaluate.md says how to read the figures."
     )
@@ -52,13 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens from window to window; 0: the context, no overlap [0]",
+        help="tokens from one window to the next; 0: the context, no overlap [0]",
     )
-    text.add_argument("--samples", type=int, default=0, metavar="N", help="texts of the model to print [0]")
+    text.add_argument("--samples", type=int, default=0, metavar="N", help="texts to let the model write and print [0]")
     text.add_argument("--prompt", metavar="TEXT", help="what the samples begin with; none: a document's beginning")
     tasks = parser.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
     tasks.add_argument(
-        "--tasks", metavar="NAMES", help="names of the harness, or .yaml and .yml files, with commas between"
+        "--tasks", metavar="NAMES", help="names of the harness, or .yaml and .yml files, separated by commas"
     )
     tasks.add_argument("--fewshot", type=int, metavar="N", help="solved examples before each question; none: by task")
     tasks.add_argument(
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, engine: bool) -> None:
-    """Raises ValueError: a number below 0, or an option that would say nothing."""
+    """Raises ValueError: a number below 0, or an option without effect."""
     for name in ("tokens", "context", "stride", "samples", "fewshot", "limit"):
         if (getattr(args, name) or 0) < 0:
             raise ValueError(f"--{name} is {getattr(args, name)}, expected 0 or more")
@@ -144,7 +144,7 @@ def _opened(source: Path) -> Checkpoint:
 
 @contextmanager
 def _in_engine(source: Path | Checkpoint, options: dict[str, Any]) -> Iterator[Model]:
-    """A packed file, or a checkpoint by way of a temporary one. options: of Model.load."""
+    """Tasks for a packed file, or for a checkpoint through a temporary one. options: of Model.load."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
@@ -181,7 +181,9 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     if conversations.among(args.data):
-        raise ValueError(f"{args.data[0]} holds conversations, which are measured of a run: bitnet eval RUN --data …")
+        raise ValueError(
+            f"{args.data[0]} holds conversations, on which only a run is measured: bitnet eval RUN --data …"
+        )
     if model.image:
         return _of_packed_with_images(model, args, words, context)
     with tempfile.TemporaryDirectory() as scratch:
@@ -199,7 +201,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, context: int) -> dict[str, Any]:
-    """The figures of one that answers what is asked of images, or finds texts that belong to them."""
+    """The figures of a packed model that answers questions about images, or matches them with texts."""
     from bitnet.evaluate import packed_pictures
 
     if args.stride:
@@ -210,7 +212,7 @@ def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, c
 
 
 def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a checkpoint, of what it has learnt to do."""
+    """The figures of a checkpoint on its own objective."""
     from bitnet.data import dataset
     from bitnet.evaluate.loss import Overlapping, check_vocabulary
     from bitnet.settings import Settings
@@ -239,7 +241,7 @@ def _note(texts: corpus.Documents) -> None:
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
-    """Context and stride. usual: the context where none is given; most: that of the model."""
+    """Context and stride in tokens. usual: the default context; most: the context of the model."""
     context = args.context or usual
     if context > most:
         raise ValueError(f"--context is {context}, the model has at most {most}")

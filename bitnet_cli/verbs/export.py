@@ -20,10 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a checkpoint as one packed file. The file is then opened in the engine, compared with "
         "the checkpoint weight by weight and on real text, and kept only if it agrees. A packed file can be given "
-        "too: then only the encoding of its ternary weights changes, and its logits do not."
+        "too: then only the encoding of its ternary weights changes, not its logits."
     )
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
-    parser.add_argument("out", help="the packed file to write, by habit something.bitnet, in a folder that exists")
+    parser.add_argument("out", help="the packed file to write, usually NAME.bitnet, in an existing folder")
     parser.add_argument("--tokens", type=positive, default=50_000, metavar="N", help="tokens to compare [50000]")
     parser.add_argument(
         "--encoding",
@@ -44,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "where relu² makes enough zeros, or as a packed file has it [auto]",
     )
     parser.add_argument(
-        "--base", metavar="MODEL", help="write adapters alone (bitnet finetune --lora): a small file beside this "
-        "packed model, which has to be that which they began with",
+        "--base", metavar="MODEL", help="write only the adapters (bitnet finetune --lora): a small file beside this "
+        "packed model, which has to be the one they were trained on",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 

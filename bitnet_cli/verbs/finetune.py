@@ -1,4 +1,4 @@
-"""`bitnet finetune`: `bitnet train` from a model that exists."""
+"""`bitnet finetune`: `bitnet train` from an existing model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitnet_cli.training_options import add_branch, add_settings, before_torch, 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a model that exists on your text or conversations, with everything that `bitnet train` does. A "
+        "Train an existing model on your text or conversations, with everything that `bitnet train` does. A "
         "full-precision model becomes ternary on the way: see docs/finetune.md. Options come from the source, then "
         "--config, then flags; --set sub_norm=true adds norms before o and down."
     )
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not args.source and not (args.resume or args.branch):
-        raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to go on with a run")
+        raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to resume a run")
     before_torch()
     from bitnet.train.start import train
     from bitnet_export.convert.masters import read_start

@@ -40,18 +40,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_images(parser, "a picture that the prompt is about; may be repeated")
     add_sampling(parser)
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write what `bitnet verify-receipt` takes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
 
 def _for_receipt(file: Path) -> None:
-    """Raises OSError or ValueError: nothing can be written there, or what is there is no earlier receipt."""
+    """Raises OSError or ValueError: the file cannot be written, or exists and is not an earlier receipt."""
     writable(file)
     if file.is_file():
         with open(file, "rb") as there:
             begin = there.read(64)
         if begin.strip() and b'"bitnet_receipt"' not in begin:
-            raise ValueError(f"{file} is there and no receipt; name another file with --receipt")
+            raise ValueError(f"{file} exists and is not a receipt; name another file with --receipt")
 
 
 def run(args: argparse.Namespace) -> int:

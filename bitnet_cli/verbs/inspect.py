@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Check every byte of a packed file and show its header, configuration and tensors; or of a saved session, and "
-        "show what it is of."
+        "show which model it belongs to."
     )
     parser.add_argument("file", help="a packed file, a model or an adapter; or a saved session")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -108,7 +108,7 @@ def what_it_is(config: ModelConfig) -> str:
 
 
 def _stack(file: PackedFile, number: int) -> dict[str, Any]:
-    """What a stack is, and how large. Active is what one token takes: all but the experts that it does not."""
+    """What a stack is, and how large. Active is what one token uses: all but the experts it does not use."""
     from bitnet_export.packed.records import NONE
 
     config = file.configs[number]

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--attention", metavar="TEXT",
-        help="draw instead what each token of a text takes of each other, layer by layer and head by head",
+        help="draw instead how much each token of a text attends to each other, layer by layer and head by head",
     )  # fmt: skip
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what the sample of text begins with")
     parser.add_argument(

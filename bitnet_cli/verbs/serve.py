@@ -24,7 +24,7 @@ KEY = "BITNET_API_KEY"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Answer over HTTP as OpenAI's API does, and show a page to talk to the model. Needs no key and listens to this "
-        "machine alone, unless told otherwise. A client names a model by its file, without the ending."
+        "machine only, unless told otherwise. A client names a model by its file, without the ending."
     )
     parser.add_argument(
         "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=at_least(0, 65535), default=8080, metavar="N", help="0: any (default: %(default)s)"
     )
     place.add_argument(
-        "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which its owner alone may use"
+        "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which only its owner may use"
     )
     _add_limits(parser)
     _add_reuse(parser)
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
-        "which requests name as MODEL:NAME; may be repeated; of several models MODEL:NAME=FILE",
+        "which requests name as MODEL:NAME; may be repeated; with several models MODEL:NAME=FILE",
     )  # fmt: skip
     _add_access(parser)
     add_engine(parser)
@@ -73,10 +73,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=30,
         metavar="SECONDS",
-        help="for answers to end after SIGTERM or Ctrl-C, of which a second ends them at once (default: %(default)s)",
+        help="time for answers to end after SIGTERM or Ctrl-C; a second one ends them at once (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-body", type=at_least(1), metavar="MB", help="most of a request (default: 1, 16 with images)"
+        "--max-body", type=at_least(1), metavar="MB", help="largest request (default: 1, 16 with images)"
     )
     parser.add_argument(
         "--max-cache", type=at_least(1), metavar="MB", help="most memory of all texts together (default: what is free)"
@@ -85,8 +85,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--models-memory",
         type=at_least(1),
         metavar="MB",
-        help="most memory of all models together; others are loaded when they are asked for, in place of those that "
-        "nobody uses (default: three quarters of what is free)",
+        help="most memory of all models together; others are loaded on request, in place of those that nobody uses "
+        "(default: three quarters of what is free)",
     )
 
 
@@ -95,36 +95,41 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="FOLDER",
-        help="keep what was computed of texts of more than 64 tokens for the next server, also after kill -9; its "
-        "owner alone may read it",
+        help="keep computed texts of more than 64 tokens for the next server, also after kill -9; only its owner may "
+        "read it",
     )
     parser.add_argument(
         "--cache-dir-size",
         type=at_least(1),
         default=1000,
         metavar="MB",
-        help="most of that folder (default: %(default)s)",
+        help="largest size of that folder (default: %(default)s)",
     )
     parser.add_argument(
-        "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
+        "--no-reuse", action="store_true", help="compute each prompt in full, even if an earlier one began alike"
     )
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who may ask")
     group.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
+        "--api-key", action="append", metavar="KEY", help=f"require a key; may be repeated (or environment {KEY})"
     )
     group.add_argument(
-        "--allow-host", action="append", default=[], type=_host, metavar="NAME", help="another name of this machine"
+        "--allow-host", action="append", default=[], type=_host, metavar="NAME", help="another host name of this server"
     )
     group.add_argument(
-        "--cors-origin", action="append", default=[], type=_origin, metavar="ORIGIN", help="a site whose pages may ask"
+        "--cors-origin",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help="a site whose pages may send requests",
     )
 
 
 def _adapter(text: str) -> tuple[str, str, Path]:
-    """Model, which may be "", name, and file."""
+    """The model, which may be "", the adapter's name, and its file."""
     name, equals, file = text.partition("=")
     model, _, name = name.rpartition(":")
     if not (name and equals and file):
@@ -133,7 +138,7 @@ def _adapter(text: str) -> tuple[str, str, Path]:
 
 
 def _adapters(models: list[str], given: list[tuple[str, str, Path]]) -> dict[str, dict[str, Path]]:
-    """Those of each model. Raises ValueError."""
+    """The adapters of each model, by name. Raises ValueError."""
     found: dict[str, dict[str, Path]] = {name: {} for name in models}
     for model, name, file in given:
         owner = model or models[0]
@@ -148,14 +153,14 @@ def _adapters(models: list[str], given: list[tuple[str, str, Path]]) -> dict[str
 
 
 def _host(text: str) -> str:
-    """As the Host header has it, without port and brackets."""
+    """A host as in the Host header, without port and brackets."""
     if not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,}", text):
         raise argparse.ArgumentTypeError(f"{text!r}, expected a name or an address alone, such as my.example")
     return text
 
 
 def _origin(text: str) -> str:
-    """As browsers send it."""
+    """An origin as browsers send it."""
     origin = text.lower().removesuffix("/")
     if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
         raise argparse.ArgumentTypeError(f"{text!r}, expected scheme and host, such as https://my.example")
@@ -166,9 +171,9 @@ def run(args: argparse.Namespace) -> int:
     key = os.environ.get(KEY)
     keys = args.api_key or ([] if key is None else [key])
     if not all(keys):
-        return refuse(f"{KEY} is empty, expected a key; unset it where anyone may ask")
+        return refuse(f"{KEY} is empty, expected a key; unset it if anyone may send requests")
     if not all(key.isascii() and key.isprintable() for key in keys):
-        return refuse("an API key is not plain ASCII")
+        return refuse("an API key has characters other than printable ASCII; choose another")
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
@@ -195,11 +200,11 @@ def run(args: argparse.Namespace) -> int:
         reuse=not args.no_reuse,
     )
     if not (keys or options.unix or local_hosts(options.host)):
-        note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
+        note(args, f"[anyone who reaches {options.host} may send requests; --api-key KEY requires a key]")
     adapters = _adapters(names, args.adapter)
     models = {name: partial(_load, args, path, adapters[name]) for name, path in zip(names, args.model, strict=True)}
     serving = Serving(models, options)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each piece for a client that left
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about each piece for a client that has left
     note(args, f"Listening on {serving.address}")
     return 130 if serving.run() else 0
 
@@ -207,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
 def _load(
     args: argparse.Namespace, path: Path, adapters: dict[str, Path], look: bool, without: Collection[str]
 ) -> Model:
-    """A model with as much context as fits. look: nothing is computed with it. without: of the adapters these."""
+    """A model with as much context as fits. look: only to be inspected. without: adapters to leave out."""
     kept = {name: file for name, file in adapters.items() if name not in without}
     model = load(args, path, adapters=kept, **({"verify": False, "mmap": True} if look else {}))
     try:

@@ -16,7 +16,7 @@ USUAL = Settings()
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make token ids of text once. `bitnet train --data FOLDER` maps them, without reading the text again; so do "
+        "Turn text into token ids once. `bitnet train --data FOLDER` maps them, without reading the text again; so do "
         "`bitnet finetune` and `bitnet eval` with the same tokenizer."
     )
     parser.add_argument("folder", metavar="FOLDER", help="to make")
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--near-duplicates", type=float, default=0.0, metavar="X",
-        help="leave out documents of which another has this share of all runs of five words; usual: 0.8; 0: none [0]",
+        help="leave out documents that share this much of their five-word runs with another; usual: 0.8; 0: off [0]",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -46,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
     given = Path(args.tokenizer).is_file()
     if args.fim and given:
-        return refuse("--fim is for a new tokenizer, not for one that exists")
-    Settings(validation=args.validation)  # refuses what is no share
+        return refuse("--fim is for a new tokenizer, not for an existing one")
+    Settings(validation=args.validation)  # refuses a number that is not a share
     if args.near_duplicates and not 0.5 <= args.near_duplicates <= 1:
         raise ValueError(f"--near-duplicates is {args.near_duplicates:g}, expected 0.5 to 1, or 0")
     if args.workers < 0:
         raise ValueError(f"--workers is {args.workers}, expected 0 or more")
     if args.workers:
-        os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # what the tokenizers library looks at, the first time
+        os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # the tokenizers library reads it once, at its first use
     if not given:
         tokenizer.check_kind(args.tokenizer)
     folder = Path(args.folder)

@@ -12,22 +12,22 @@ from bitnet_runtime.terminal import escape, show
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make the answer of a receipt again, which `bitnet generate --receipt FILE` wrote on this machine or another, "
-        "and compare every token and every state. Prints the answer if it is true; else exits with 1 and says at which "
-        "token the first difference is."
+        "Repeat the answer of a receipt, which `bitnet generate --receipt FILE` wrote on this machine or another, "
+        "and compare every token and every state. Prints the answer if the receipt is true; otherwise exits with 1 and "
+        "says which token is the first to differ."
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="a packed model file")
     add_engine(parser)
     add_adapter(parser, "the adapter that the answer was made with, if there was one")
     parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a file of bitnet generate --receipt")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the answer")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
 
 def run(args: argparse.Namespace) -> int:
     from bitnet_runtime.receipt import MOST, Receipt
 
-    with args.receipt.open("rb") as file:  # a stranger's may have no end
+    with args.receipt.open("rb") as file:  # one from a stranger may never end
         receipt = Receipt.from_json(file.read(MOST + 1))
     with opened(args, args.model) as model:
         note(args, escape(str(model)))
