@@ -2,5 +2,5 @@
 
     bitnet serve model.bitnet
 
-Needs the extra `serve`. Read `scheduler.py` for how requests share a model, `app.py` for what is answered.
+Needs the extra `serve`. Read `scheduler.py` for how requests share a model, `app.py` for the endpoints.
 """

@@ -17,12 +17,12 @@ from bitnet_serve.generation import Ask, End, Failure, Generation, Mailbox, Scor
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
-KEEP_ALIVE = 10.0  # seconds of silence after which a comment says that the work goes on
+KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive
 
 
 @dataclass(eq=False)
 class Block:
-    """A part of an answer: what is said, or a call of a tool and its arguments."""
+    """A part of an answer: text, or a tool call with its arguments."""
 
     call: CallPart | None = None
     texts: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass
 class Choice:
-    """What has come of one `Ask`."""
+    """The answer to one `Ask`, as far as it has come."""
 
     index: int
     ask: Ask
@@ -43,12 +43,12 @@ class Choice:
     scored: list[Scored] = field(default_factory=list)
     end: End | None = None
     begun = False
-    open: Block | None = None  # whose events are going on, in a stream
-    held: list[Scored] = field(default_factory=list)  # of tokens whose text has not come; an end token has none
+    open: Block | None = None  # the block whose events are being sent, in a stream
+    held: list[Scored] = field(default_factory=list)  # scores of tokens whose text has not come; an end token has none
 
     @property
     def text(self) -> str:
-        """All that is said."""
+        """The text of the answer, without tool calls."""
         return "".join(block.text for block in self.blocks if block.call is None)
 
     @property
@@ -61,12 +61,12 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """As OpenAI has it."""
+        """The finish reason in OpenAI's terms."""
         reason = self.ended().finish_reason
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def take(self, found: Text) -> list[tuple[Block, str]]:
-        """Write it down: which blocks go on, and with what. One that is no longer the last is complete."""
+        """Add an event. Returns the blocks that grew, with their new text; all but the last block are complete."""
         going = [part for part in found.calls if part.number < len(self.calls)]
         new = found.calls[len(going) :]
         out = [(self.blocks[-1], part.text) for part in going]
@@ -84,38 +84,38 @@ class Choice:
 
 
 class Shape(Protocol):
-    """How an API words an answer. An event is a dictionary, or a text that is one already."""
+    """The form that an API gives an answer. An event is a dictionary, or its JSON text."""
 
     def start(self, choice: Choice) -> Iterable[Any]:
-        """Before the first piece of a choice."""
+        """The events before the first piece of a choice."""
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
-        """Before the first piece of a block."""
+        """The events before the first piece of a block."""
         return ()
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        """A part of its text, with the tokens it is made of."""
+        """The events for a part of a block's text, with the scores of its tokens."""
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
-        """After the last piece of a block."""
+        """The events after the last piece of a block."""
         return ()
 
     def end(self, choice: Choice) -> Iterable[Any]:
-        """After its last piece."""
+        """The events after the last piece of a choice."""
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
-        """After all of them."""
+        """The events after all choices."""
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """All in one."""
+        """The body of an answer that is not streamed."""
 
     def error(self, error: ApiError) -> Iterable[Any]:
-        """When it breaks off."""
+        """The events for a stream that breaks off."""
 
 
 @dataclass
 class Work:
-    """A request, understood."""
+    """A parsed request: what is asked of which model, and the form of the answer."""
 
     served: Served
     asks: list[Ask]
@@ -124,7 +124,7 @@ class Work:
 
 
 def event(data: Any) -> bytes:
-    """An event of a stream as bytes."""
+    """A server-sent event as bytes."""
     if isinstance(data, str):
         return data.encode()
     name = f"event: {data['type']}\n" if "type" in data and "object" not in data else ""
@@ -132,7 +132,7 @@ def event(data: Any) -> bytes:
 
 
 async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run it and send what comes of it. Everything stops when the client leaves, or reads nothing for long."""
+    """Run the work and send the answer. Everything stops when the client leaves, or does not read for too long."""
     mailbox, who, client = Mailbox(), scope["state"].get("who"), scope["state"].get("client")
     choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
     tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
@@ -217,7 +217,7 @@ async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> Asyn
 
 
 def _switch(shape: Shape, choice: Choice, block: Block | None) -> list[Any]:
-    """What ends the block that is open, and begins another."""
+    """The events that end the open block and begin another."""
     ended, choice.open = choice.open, block
     out = [] if ended is None else list(shape.finish(choice, ended))
     return out if block is None else [*out, *shape.begin(choice, block)]

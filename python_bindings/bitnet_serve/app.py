@@ -1,4 +1,4 @@
-"""What is answered at which path."""
+"""The endpoints: which path does what."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ TEXT_FIELDS = {
     "/v1/messages/count_tokens": "messages",
     "/v1/embeddings": "input",
 }
-"""Where the text stands that may be too long for the context."""
-BODIES = 32  # of the largest, that may come at a time
-AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
-LONG = 128 << 10  # bytes of one whose text becomes tokens in its turn: of 1 MiB it may take a second and 300 MB
+"""The field of each path that holds the text, for errors about a context that is too small."""
+BODIES = 32  # how many of the largest bodies may be on their way at a time
+AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread would start
+LONG = 128 << 10  # bytes: larger texts are tokenized one at a time, as 1 MiB may take a second and 300 MB
 FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
-"""What is compiled, in seconds if it is a bomb."""
-MOST_PARTS = 10_000  # of messages that are looked through for pictures, by the thread that serves everybody
+"""Fields that may need compiling, which takes seconds for a malicious one."""
+MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -128,7 +128,7 @@ class Api:
         return JSONResponse(served.entry(adapter))
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """What programs that score texts over HTTP ask for, in the names of vLLM."""
+        """For programs that score texts over HTTP, with vLLM's names."""
         served, leave = await self._entered(request, dict(request.query_params))
         try:
             return JSONResponse(await asyncio.to_thread(tokens.tokenizer_info, served.model))
@@ -152,8 +152,8 @@ class Api:
         return endpoint
 
     def _turn(self, request: Request, asked: Mapping[str, Any]) -> contextlib.AbstractAsyncContextManager[None]:
-        """One format is compiled at a time, one request's pictures are decoded, and one long text is read, so that the
-        others do not wait for threads, and what they take of memory has an end."""
+        """At a time one format is compiled, one request's pictures are decoded, and one long text is tokenized, so that
+        other requests do not wait for threads, and memory is bounded."""
         if not FORMATS.isdisjoint(asked):
             return self._formats.turn(client_of(request))
         if has_pictures(asked):
@@ -173,7 +173,7 @@ class Api:
             leave()
 
     def computing(self, compute: Compute) -> Endpoint:
-        """The endpoint of what a thread makes in a moment, JSON and all."""
+        """An endpoint whose whole answer a worker thread makes quickly."""
 
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
@@ -186,7 +186,7 @@ class Api:
         return endpoint
 
     async def _asked(self, request: Request) -> tuple[Served, dict[str, Any], Callable[[], None]]:
-        """The model, loaded; what is asked; and what gives the place back that the request now has."""
+        """The loaded model, the parsed body, and a function that gives the request's place back."""
         if self.draining:
             raise shutting_down()
         held, client = 0, client_of(request)
@@ -227,7 +227,7 @@ class Api:
 
 
 class Answer(Response):
-    """Text, as it comes."""
+    """A generated answer."""
 
     def __init__(self, work: Work, leave: Callable[[], None]) -> None:
         self._work, self._leave = work, leave
@@ -240,12 +240,12 @@ class Answer(Response):
 
 
 def client_of(request: Request) -> object:
-    """API key, else address."""
+    """Who asks: the API key, or the address."""
     return request.scope["state"].get("client")
 
 
 def has_pictures(asked: Mapping[str, Any]) -> bool:
-    """Whether a part of what is asked may be one, in any of the APIs."""
+    """Whether any part of a request may be a picture, in any of the APIs."""
     return any(map(_may_be_picture, itertools.islice(_parts(asked), MOST_PARTS)))
 
 
@@ -265,7 +265,7 @@ def _parts(asked: Mapping[str, Any]) -> Iterator[object]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What it gives; it is cancelled when the client leaves."""
+    """The result of `work`, which is cancelled when the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -298,5 +298,5 @@ async def failed(request: Request, error: Exception) -> Response:
 
 
 async def nobody(request: Request, error: Exception) -> Response:
-    """The client left before the request was whole: nobody reads this."""
+    """The client left before the request was complete, so nobody reads this."""
     return Response(status_code=LEFT)

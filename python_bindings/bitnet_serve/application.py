@@ -1,4 +1,4 @@
-"""What answers requests, apart from sockets: an application of ASGI, for our own server or another."""
+"""The server without its sockets: an ASGI application, for our own server or another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bitnet_serve.sessions import Memory, Sessions
 from bitnet_serve.shelf import Shelf
 from bitnet_serve.stored import Folder
 
-TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request, where no model sees images and where one does
+TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request if no model sees images, and if one does
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Options:
     cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
     cache_dir_size: int = 1_000_000_000  # bytes
     log_requests: bool = False  # a line for each answer on standard error
-    reuse: bool = True  # what was computed of texts that begin alike; between keys never
+    reuse: bool = True  # computed beginnings of texts; never between API keys
 
 
 class Application:
-    """Models, and the paths that answer for them. Call `close` at the end."""
+    """Models and their endpoints. Call `close` at the end."""
 
     def __init__(self, models: Mapping[str, Loader], options: Options) -> None:
         self.models: dict[str, Served] = {}

@@ -28,7 +28,7 @@ class Room:
         self._held: Counter[object] = Counter()  # bytes of each client
 
     def take(self, n: int, client: object) -> None:
-        """Raises OverloadedError: there is not so much."""
+        """Raises OverloadedError: there is not enough room."""
         if self._held[client] + n > self._most - self._held.total() - n:
             raise OverloadedError("bodies of other requests are being read; try again later", PATIENCE)
         self._held[client] += n
@@ -38,9 +38,9 @@ class Room:
 
 
 async def read(request: Request, most: int, take: Callable[[int], None]) -> bytes:
-    """All of it. take: room for so many bytes. Raises ApiError, OverloadedError, and ClientDisconnect."""
+    """The whole body. take: reserves that many bytes. Raises ApiError, OverloadedError or ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a form of another site's page could send other types without asking
+    if kind != "application/json":  # a form on another site could send other content types without asking the user
         raise ApiError(415, f"content-type is {kind[:80]!r}, expected application/json", "unsupported_media_type")
     packed = request.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
@@ -63,7 +63,7 @@ async def read(request: Request, most: int, take: Callable[[int], None]) -> byte
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """A JSON object; null is as good as nothing. Raises ApiError."""
+    """A JSON object; fields that are null count as missing. Raises ApiError."""
     try:
         value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole)
     except RecursionError:
@@ -93,7 +93,7 @@ def _whole(digits: str) -> int:
 
 
 def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 __all__ = ["ClientDisconnect", "Room", "parse", "read"]

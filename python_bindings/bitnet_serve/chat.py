@@ -56,7 +56,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
 
 
 def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, Any]]:
-    """Those of a request. name: of the field."""
+    """The messages of a request. name: of the field."""
     if name not in body:
         raise refuse(f"{name} is missing, expected a list", name, "missing_required_parameter")
     given: list[Any] = fields.take(body, name, list, [])
@@ -69,7 +69,7 @@ def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, 
 
 
 class Frame(NamedTuple):
-    """What the template makes of a conversation: an answer that begins so, unless it is to be the messages alone."""
+    """The prompt of a conversation, with the beginning of the answer unless only the messages are wanted."""
 
     begun: str = ""
     answers: bool = True
@@ -81,7 +81,7 @@ class Frame(NamedTuple):
 
 
 def framed(body: Mapping[str, Any], said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Frame]:
-    """The messages before the answer, and what of it there is, in the words of vLLM."""
+    """The messages before the answer, and the beginning of the answer if there is one, by vLLM's fields."""
     variables: dict[str, Any] = fields.take(body, "chat_template_kwargs", dict, {})
     if own := OWN & variables.keys():
         told = f"chat_template_kwargs has {min(own)}, expected other variables of the template; that is a field"
@@ -94,39 +94,39 @@ def framed(body: Mapping[str, Any], said: list[dict[str, Any]]) -> tuple[list[di
         raise refuse(told, "add_generation_prompt")
     said, begun = begun_of(said)
     if not begun:
-        told = "continue_final_message goes with a last message of the assistant that is a text, and one before it"
+        told = "continue_final_message needs a last message of the assistant that is a text, and one before it"
         raise refuse(told, "continue_final_message")
     return said, Frame(begun, True, variables)
 
 
 def begun_of(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """A conversation without an answer that its last message begins, and that: the model goes on with it."""
+    """A conversation without its last message, and that message: the beginning of an answer to continue."""
     last = said[-1]
     if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
         return said, ""
     if len(said) == 1:
-        raise refuse("messages has only the begin of an answer, expected a message of user before it", "messages")
+        raise refuse("messages has only the beginning of an answer, expected a user message before it", "messages")
     return said[:-1], last["content"]
 
 
 def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None, options: Sampling) -> Ask:
-    """How a conversation goes on."""
+    """What to generate after a conversation."""
     ready = prompt(model, said, frame, tools)
     return Ask(ready.tokens, model.held_to_calls(tools, options), ready.pixels, tools=tools)
 
 
 def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> Ready:
-    """What a conversation becomes, if it fits the context."""
+    """The prompt of a conversation, if it fits the context."""
     tokens = prompt_tokens(model, said, frame, tools)
     with model.counting_tools(said, tools, tokens, **frame.asked):
         return model.ready(tokens, images_of(said) or None, model.n_ctx)
 
 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
-    """Its tokens, however many. Images are in it, never names of files or addresses."""
+    """The prompt of a conversation of any length. Images are given as data, never as file names or addresses."""
     model.require_next_token()
     if not model.has_template:
-        told = f"{model.path.name} has no chat template, so it answers no messages; /v1/completions continues a text"
+        told = f"{model.path.name} has no chat template, so it cannot answer messages; /v1/completions continues a text"
         raise refuse(told, code="template_error")
     for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not is_data(image):
@@ -136,12 +136,12 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
-    """n of each, which differ in their seeds: that of the request, and one more for each. Formats are compiled."""
+    """n of each, with the seed of the request and one more for each that follows. Formats are compiled."""
     base = asks[0].options.seed
     first = secrets.randbits(32) if base is None else base
 
     def limited(ask: Ask, index: int) -> Sampling:
-        """What fits the context with all of its tokens. One more could be chosen, and is where the prompt fills it."""
+        """Limit the tokens to those that fit the context. One more could be sampled, and is if the prompt fills it."""
         room, most = max(1, model.n_ctx - len(ask.prompt)), ask.options.max_tokens
         return replace(ask.options, seed=(first + index) % 2**64, max_tokens=room if most is None else min(most, room))
 
@@ -250,7 +250,7 @@ class Chat(Shape):
         return {"content": content, "refusal": None}
 
     def _rest(self, choice: Choice) -> list[Scored]:
-        """A character that was not completed. After a stop the rest is not part of the text."""
+        """A character that was never completed. After a stop text the rest is not part of the answer."""
         return choice.held if choice.ended().finish_reason == "length" else []
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ KNOWN = frozenset([
     "model", "prompt", "suffix", "stream", "stream_options", "n", "best_of", "echo", "logprobs", "response_format",
     "receipt",
 ])  # fmt: skip
-MAX_TOKENS = 16  # as OpenAI has it
+MAX_TOKENS = 16  # OpenAI's default
 MOST_SCORED = 1 << 21  # log-probabilities of prompts in one answer: 300 bytes each
 
 
@@ -41,7 +41,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     top = fields.top(body, "logprobs") if "logprobs" in body else None
     echo = fields.take(body, "echo", bool, False)
     if echo and top is not None and model.mask == "prefix":
-        raise refuse("the tokens of this model's prompts see all of it, so they have no log-probabilities", "echo")
+        raise refuse("the tokens of a prompt see all of it in this model, so they have no log-probabilities", "echo")
     options = fields.sampling(body, model, MAX_TOKENS)
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     receipt = fields.take(body, "receipt", bool, False)
@@ -59,7 +59,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         )
     shape = Completion(served, with_usage if stream else None, echoes)
     asks = several(model, asks, n)
-    if scores and not stream:  # one of n scores the prompt of all; in a stream none waits for another
+    if scores and not stream:  # one of n scores the common prompt; in a stream none waits for another
         asks = [replace(ask, score_prompt=place % n == 0) for place, ask in enumerate(asks)]
     return Work(served, asks, shape, stream)
 
@@ -82,11 +82,11 @@ def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
 
 
 def _tokens(model: Model, prompt: str | list[int], body: Mapping[str, Any], max_tokens: int | None) -> list[int]:
-    """What is continued; with a suffix, what is between it and the prompt."""
+    """The prompt to continue; with a suffix, the gap between the two to fill."""
     if not (suffix := fields.take(body, "suffix", str, "")):
         return model.ready(prompt, None, model.n_ctx).tokens
     if not isinstance(prompt, str) or body.get("echo"):
-        raise refuse("suffix goes with a prompt that is a text, and without echo", "suffix")
+        raise refuse("suffix needs a prompt that is a text, and no echo", "suffix")
     return model.infill_prompt(prompt, suffix, max_tokens)
 
 
@@ -95,7 +95,7 @@ def _shown(model: Model, prompt: str | list[int]) -> str:
 
 
 class _Place:
-    """How far an answer's text has come, token by token."""
+    """The position in an answer's text, token by token."""
 
     def __init__(self, model: Model, prompt: Sequence[int], start: int) -> None:
         self._detokenizer, self._offset = model._detokenizer(prompt), start
@@ -198,7 +198,7 @@ class Completion(Shape):
         }
 
     def _of_prompt(self, choice: Choice, said: Sequence[bytes]) -> list[int]:
-        """Where in its text each token begins. A start token is not in it."""
+        """Where each token begins in its text. A start token is not part of the text."""
         first = choice.ask.prompt[0]
         hidden = first == self.served.model.bos_token and not self._echo(choice).startswith(self.served.token(first)[0])
         read = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -206,6 +206,6 @@ class Completion(Shape):
         return list(itertools.accumulate(lengths, initial=0))[: len(said)]
 
     def _top(self, scored: Scored) -> dict[str, float]:
-        """The likeliest tokens, and that which came: it may not be one of them."""
+        """The likeliest tokens, and the chosen one, which may not be among them."""
         both = [*scored.top, (scored.token, scored.logprob)]
         return {self.served.token(token)[0]: logprob for token, logprob in both}

@@ -66,7 +66,7 @@ class Embedding(Task):
         self.done = self._at == len(self._texts)
 
     def _group(self, most: int) -> int:
-        """How many of the next texts make one piece, and a session for each."""
+        """How many of the next texts to compute together, each in a session of its own."""
         n = tokens = 0
         for text in self._texts[self._at : self._at + TOGETHER]:
             tokens += len(text)
@@ -77,7 +77,7 @@ class Embedding(Task):
             while len(self._sessions) < n:
                 most = min(PIECE_ALONE, self._model.n_ctx)
                 self._sessions.append(self._served.sessions.new(most, self._served.adapter))
-        except ModelTooLargeError:  # fewer at a time do, too
+        except ModelTooLargeError:  # fewer at a time work, too
             pass
         return min(n, len(self._sessions))
 
@@ -117,7 +117,7 @@ class Pictures(Task):
 
 
 class Asked(NamedTuple):
-    """What is to become vectors: token ids of texts, or pixels of images; whether they go out as base64, and how many
+    """What to embed: token ids of texts, or pixels of images; whether vectors are sent as base64, and how many
     numbers of each."""
 
     texts: list[list[int]]
@@ -171,7 +171,7 @@ def _images(given: object) -> list[str]:
     for one in each:
         url = one.get("image", one.get("image_url")) if isinstance(one, dict) else None
         url = url.get("url") if isinstance(url, dict) else url
-        if not isinstance(url, str) or not is_data(url):  # never a file or an address
+        if not isinstance(url, str) or not is_data(url):  # never a file name or an address
             said = f'input has {shown(one, 40)}, expected {{"image": "data:…"}}, and texts in a request of their own'
             raise refuse(said, "input")
         found.append(url)
@@ -205,7 +205,7 @@ async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any
 
 
 def _first(vector: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-    """The first n of its numbers, of length 1 again."""
+    """The first n numbers of a vector, scaled to length 1 again."""
     import numpy as np
 
     if n == len(vector):

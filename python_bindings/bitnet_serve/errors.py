@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}, with the right status.
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, with the right status.
 
 Anthropic's has the same, and "type": "error" beside it.
 """
@@ -35,11 +35,11 @@ CODES: dict[type[Exception], str] = {
     TemplateError: "template_error",
     ImageError: "invalid_image",
 }
-"""Codes of what the client can do something about."""
+"""Codes of errors that the client can do something about."""
 
 
 class ApiError(Exception):
-    """What a client is told."""
+    """An error as a client sees it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ApiError(Exception):
             self.headers["www-authenticate"] = "Bearer"
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """In the words of the API of that path."""
+        """The body in the form of the path's API."""
         kind = KINDS.get(self.status, "server_error")
         told = {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}
         return ({"type": "error"} if path.startswith(MESSAGES) else {}) | {"error": told}
@@ -71,13 +71,13 @@ def refuse(message: str, param: str | None = None, code: str = "invalid_value") 
 
 
 def api_error(error: Exception, field: str | None = None) -> ApiError:
-    """Any error, for the client. What is not his to know becomes one sentence. field: where his text stands."""
+    """Any error, for the client. Internal errors become one general sentence. field: the one that holds the text."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, OverloadedError):
         told = ApiError(503, str(error), "overloaded", retry_after=error.seconds)
-        # What OpenAI's client looks at first. Seconds alone would bring all who were refused back at one moment, and
-        # leave nobody to serve before it.
+        # OpenAI's client looks at this first. With whole seconds, all refused clients would come back at the same
+        # moment, and the server would idle until then.
         told.headers["retry-after-ms"] = str(random.randint(250, 1000) * error.seconds)
         return told
     if isinstance(error, ContextLengthError):
@@ -102,4 +102,4 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
             return refuse(str(error), field if kind in (TemplateError, ImageError) else None, code)
     if isinstance(error, BitnetError):
         return ApiError(500, str(error), "engine_error")
-    return ApiError(500, "a mistake of the server; its log says more", "internal_error")
+    return ApiError(500, "an internal error of the server; its log says more", "internal_error")

@@ -1,4 +1,4 @@
-"""Fields of a request: which there are, of what type, and what they ask of the sampler."""
+"""Fields of a request: their names and types, and the sampling options among them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = frozenset([
     "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
     "timings_per_token",
 ])  # fmt: skip
-"""What clients send that changes nothing here: who asks, what a cloud keeps, hints. docs/server.md names them."""
+"""Fields that change no answer here: who asks, what a cloud stores, hints. docs/server.md lists them."""
 
 SAMPLING = frozenset({*FIELDS, *ALIASES})
 MOST_STOPS, MOST_BIASES, MOST_CHOICES = 16, 1024, 128
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool = True) -> None:
-    """Raises ApiError: a field that would be passed over in silence. samples: options of sampling are known, too."""
+    """Raises ApiError: a field that would be silently ignored. samples: sampling options are allowed, too."""
     known = [*known, *(SAMPLING if samples else ())]
     for name in body:
         if name not in known and name not in IGNORED:
@@ -57,7 +57,7 @@ def text(body: Mapping[str, Any], name: str) -> str:
 
 
 def unsupported(body: Mapping[str, Any], *names: str) -> None:
-    """Raises ApiError for what is asked and not done here. An empty list asks for nothing."""
+    """Raises ApiError for fields that are not supported here. An empty list asks for nothing."""
     for name in names:
         if body.get(name) not in (None, [], ""):
             raise refuse(f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")

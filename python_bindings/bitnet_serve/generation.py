@@ -1,4 +1,4 @@
-"""An answer, as the scheduler runs it: what is asked, and what comes of it."""
+"""An answer as the scheduler runs it: what is asked, and the events it produces."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from bitnet_runtime.guide import Guide
 
-UNREAD = 256  # events that may wait for a reader before the answer waits for him
-ROWS = 16 << 20  # bytes of logits that are made at a time
+UNREAD = 256  # unread events after which an answer waits for its reader
+ROWS = 16 << 20  # bytes of logits computed at a time
 
 
 class Text(NamedTuple):
-    """What a token added: "" within a character, while it may become a stop text or a call, or of an end token."""
+    """The text a token added: "" within a character, while a stop text or a call may begin, or for an end token."""
 
     text: str
     scored: Scored | None = None  # if asked
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
 
 class End(NamedTuple):
-    """All went well, or it was cancelled."""
+    """The end of an answer that succeeded or was cancelled."""
 
     finish_reason: str
     prompt_tokens: int
@@ -93,14 +93,14 @@ class Mailbox:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of a model: how a prompt goes on."""
+    """A prompt to continue, and how."""
 
-    prompt: list[int]  # -1 where a vector of an image stands
+    prompt: list[int]  # -1 in place of each vector of an image
     options: Sampling
     pixels: NDArray[np.float32] | None = None
     top: int | None = None  # tokens are scored, beside so many others
     score_prompt: bool = False
-    guide: Guide | None = None  # what the options hold the answer to
+    guide: Guide | None = None  # the compiled format of the options
     receipt: bool = False  # the answer gets one
     tools: Tools | None = None  # that it may call
 
@@ -149,7 +149,7 @@ class Generation(Task):
             self.read()
 
     def _begin(self) -> None:
-        """The rest is for passes, if anything is asked behind the prompt."""
+        """Hand the rest to the passes, if there are tokens to generate after the prompt."""
         assert self._session is not None  # it is open
         ask = self._ask
         options = ask.options if ask.top is None else replace(ask.options, draft=0)  # the row of each token is wanted

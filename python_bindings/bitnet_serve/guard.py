@@ -1,4 +1,4 @@
-"""Who may ask: API key, host, origin. Around the whole application."""
+"""Access control around the whole application: API key, host, origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from bitnet_serve.answers import send_all
 from bitnet_serve.errors import ApiError
 
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
-OPEN = frozenset({"/", "/health", "/v1/health"})  # without a key: an empty page, and whether the server lives
+OPEN = frozenset(
+    {"/", "/health", "/v1/health"}
+)  # open without a key: the page, which is empty, and whether the server is up
 
 
 class Guard:
@@ -59,7 +61,7 @@ class Guard:
         await self._app(scope, receive, with_headers if cors else send)  # type: ignore[arg-type]
 
     def _check_host(self, host: str) -> None:
-        """A page whose name was made to mean this machine (DNS rebinding) sends its own name."""
+        """Stops DNS rebinding: a page whose name was pointed to this machine sends its own name as Host."""
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if self._hosts and name.strip("[]").lower() not in self._hosts:
             raise ApiError(
@@ -67,7 +69,7 @@ class Guard:
             )
 
     def _check_origin(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
-        """Headers for a page of another site that may ask."""
+        """CORS headers for a page of another site."""
         if not origin or origin in (f"http://{host}", f"https://{host}"):
             return []
         if origin not in self._origins and "*" not in self._origins:
@@ -75,19 +77,19 @@ class Guard:
         return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
     def _check_key(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """The key; None: none is asked for."""
+        """The key of the request; None: the server needs none."""
         if not self._keys:
             return None
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        if not sum(hmac.compare_digest(given, key) for key in self._keys):  # all of them, in the same time
+        if not sum(hmac.compare_digest(given, key) for key in self._keys):  # compare all keys, in constant time
             found = "is wrong" if given else "is missing"
             raise ApiError(401, f"the API key {found}, expected Authorization: Bearer KEY", "invalid_api_key")
         return given
 
 
 def _check_length(headers: dict[bytes, bytes]) -> None:
-    """Who stands before this server may go by the other of the two (RFC 9112 §6.1), and take the rest for a request."""
+    """Stops request smuggling: a proxy may follow the other of the two headers (RFC 9112 §6.1)."""
     if headers.keys() >= {b"content-length", b"transfer-encoding"}:
         error = ApiError(400, "the request has Content-Length and Transfer-Encoding, expected one", "invalid_http")
         error.headers["connection"] = "close"

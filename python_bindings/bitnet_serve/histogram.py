@@ -1,4 +1,4 @@
-"""How long something took, counted as Prometheus has it."""
+"""Durations, counted as a Prometheus histogram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2.5,
 
 
 class Histogram:
-    """For one thread that adds, and others that read."""
+    """Written by one thread, read by any."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)

@@ -1,4 +1,4 @@
-"""What editors ask: /infill in the form of llama.cpp, and /v1/fim/completions in that of Mistral."""
+"""Fill-in-the-middle for editors: /infill as in llama.cpp, and /v1/fim/completions as in Mistral's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bitnet_serve.wording import timings
 
 KNOWN = frozenset([
     "model", "input_prefix", "input_suffix", "input_extra", "prompt", "stream", "response_fields", "max_tokens",
-    "samplers", "n_indent", "id_slot", "t_max_prompt_ms", "t_max_predict_ms",  # hints to another sampler: passed over
+    "samplers", "n_indent", "id_slot", "t_max_prompt_ms", "t_max_predict_ms",  # hints to another sampler: ignored
 ])  # fmt: skip
 KNOWN_FIM = frozenset(["model", "prompt", "suffix", "stream", "stream_options", "n", "random_seed"])
 MOST_EXTRA = 256  # texts of other files
@@ -107,7 +107,7 @@ class Infill(Shape):
 
 
 def understand_fim(served: Served, body: Mapping[str, Any]) -> Work:
-    """/v1/fim/completions, whose answers are those of a chat. Raises ApiError, or an error of the runtime."""
+    """/v1/fim/completions, answered in the form of a chat. Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN_FIM)
     renamed = {"seed" if name == "random_seed" else name: value for name, value in body.items()}
     options, n = fields.sampling(renamed, served.model, None), fields.choices(body)

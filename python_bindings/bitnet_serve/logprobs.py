@@ -1,4 +1,4 @@
-"""How likely tokens were: of the model's own distribution, before temperature, penalties and limits."""
+"""Log-probabilities of tokens in the model's own distribution, before temperature, penalties and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/messages, as Anthropic words it."""
+"""/v1/messages, in the form of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
-    """/v1/messages/count_tokens: asked to find out whether a conversation fits, so it need not."""
+    """/v1/messages/count_tokens: asked to find out whether a conversation fits, so it may be too long."""
     fields.check_known(body, KNOWN)
     return {"input_tokens": len(chat.prompt_tokens(served.model, *_framed(body), offers.of_messages(body)))}
 
 
 def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What output_config holds the answer to, in OpenAI's words. Its effort is the model's own."""
+    """The format in output_config, in OpenAI's form. Its effort is ignored."""
     config: dict[str, Any] = fields.take(body, "output_config", dict, {})
     if unknown := set(config) - {"effort", "format"}:
         raise refuse(f"output_config has {shown(min(unknown), 80)}, expected effort and format", "output_config")
@@ -64,10 +64,12 @@ def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _framed(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], chat.Frame]:
-    """A conversation before its answer, and how that begins, if the last message says so."""
+    """A conversation, and the beginning of the answer, if the last message is one."""
     said, begun = chat.begun_of(conversation(body))
     if begun != begun.rstrip():
-        raise refuse("the answer that the last message begins ends in white space; leave that out", "messages")
+        raise refuse(
+            "the last message begins the answer and ends in white space; leave the white space out", "messages"
+        )
     return said, chat.Frame(begun)
 
 
@@ -162,7 +164,7 @@ class Messages(Shape):
             yield self._of(choice, block, "delta", delta={"type": "text_delta", "text": text})
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
-        """A call comes when it is whole: broken arguments are none here."""
+        """A call is sent when it is complete, because broken arguments are not a call here."""
         if block.call is not None:
             whole = _content_block(block)
             text = {"type": "text_delta", "text": whole.get("text")}

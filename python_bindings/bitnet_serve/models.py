@@ -1,4 +1,4 @@
-"""The models that a server has, by name. Not all of them need be in memory."""
+"""The models of a server, by name. Not all of them need be in memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("bitnet_serve")
 
 
 class Served:
-    """A name, who runs what is asked of it, and the model while it is loaded: see `Shelf.enter`."""
+    """A name, its scheduler, and the model while it is loaded: see `Shelf.enter`."""
 
     def __init__(
         self, name: str, model: Model, load: Loader, scheduler: Scheduler, sessions: Callable[[Model], Sessions]
     ) -> None:
-        """model: the same, looked at. sessions: makes those of one that was loaded."""
+        """model: opened only to inspect it. sessions: makes the sessions of a loaded model."""
         self.name, self.scheduler = name, scheduler
         self.adapter: str | None = None  # that the texts of a request have
         self._load, self._new_sessions = load, sessions
@@ -87,7 +87,7 @@ class Served:
                 log.error("the adapter %s of the model %s cannot be loaded: %s", name, self.name, error)
 
     def close(self) -> None:
-        """Unload it. Nothing of it runs: see `Scheduler.at_rest`."""
+        """Unload the model. Nothing may be running: see `Scheduler.at_rest`."""
         model, sessions, self._model, self._sessions = self._model, self._sessions, None, None
         self._tokens = {}
         if sessions is not None:
@@ -104,11 +104,11 @@ class Served:
         return "written" if written else "replaced" if other else ""
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """Which files there are: device and number, size, when they were written; None: none, or not to be seen."""
+        """Identity of the files: device and inode, size, time of writing; None: missing or not accessible."""
         return [_identity(path) for path in self._paths]
 
     def adapted(self, adapter: str | None) -> Served:
-        """The same for a request that has entered, with an adapter, or without. Raises ApiError: it is not loaded."""
+        """This model for a request that has entered, with an adapter or without. Raises ApiError: it is not loaded."""
         if adapter is None:
             return self
         if adapter in self.wrong:
@@ -120,7 +120,7 @@ class Served:
         return other
 
     def token(self, token: int) -> tuple[str, bytes]:
-        """A token as a text of its own, and as bytes. A part of a character is written as OpenAI writes it."""
+        """A token as text and as bytes. A part of a character is written as OpenAI writes it."""
         if token not in self._tokens:
             data = self.model.token_bytes(token)
             try:
@@ -130,7 +130,7 @@ class Served:
         return self._tokens[token]
 
     def entry(self, adapter: str | None = None) -> dict[str, Any]:
-        """Its row of /v1/models, or that of an adapter of it."""
+        """The entry in /v1/models of the model, or of one of its adapters."""
         return {
             "id": self.name if adapter is None else f"{self.name}:{adapter}",
             **({} if adapter is None else {"parent": self.name}),
@@ -146,7 +146,7 @@ class Served:
         info = model.info
         self.nbytes, self.sees = info.file_bytes, model.image is not None
         self.fingerprint = f"bitnet-{model.checksum}"
-        """What answers depend on beside the request: `system_fingerprint`."""
+        """What answers depend on besides the request: `system_fingerprint`."""
         self._meta: dict[str, Any] = {
             "n_ctx": model.n_ctx, "n_ctx_train": info.max_context, "n_vocab": info.vocab_size, "n_embd": info.dim,
             "n_params": info.ternary_weights, "size": info.file_bytes, "isa": model.isa,

@@ -1,4 +1,4 @@
-"""Tools of a request, in the words of each API, as the runtime takes them."""
+"""Tools of a request, from the form of each API to that of the runtime."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _offer(
 
 
 def _allowed(given: list[Any], choice: Any, name: Callable[[dict[str, Any]], str | None]) -> tuple[list[Any], str]:
-    """Of the tools those that this request may call: the model is not told of the others. And its "mode"."""
+    """The tools that this request may call, and its "mode". The model does not see the others."""
     mode, tools = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise refuse(f"allowed_tools is {shown(choice)}, expected a mode of auto or required, and tools", "tool_choice")

@@ -1,4 +1,4 @@
-"""What /v1/chat/completions took before there were tools: `functions`, and a `function_call` in messages."""
+"""The form of /v1/chat/completions before there were tools: `functions`, and a `function_call` in messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitnet_serve.errors import refuse
 
 
 def newer(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The same in today's words, and whether the answer has to be in the older ones. Raises ApiError."""
+    """The request in today's form, and whether the answer has to be in the older one. Raises ApiError."""
     asked = {name: value for name, value in body.items() if name not in ("functions", "function_call")}
     if isinstance(asked.get("messages"), list):
         asked["messages"] = _messages(asked["messages"])

@@ -1,4 +1,4 @@
-"""/openapi.json: what is accepted at each path, made of the tables that requests are checked against."""
+"""/openapi.json: the fields of each path, from the tables that requests are checked against."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GET = {
 
 
 def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]]:
-    """By path: the fields, which there must be, the types of some, and whether options of sampling count."""
+    """By path: the fields, the required ones, the types of some, and whether sampling options are allowed."""
     own = {"echo": FLAG, "logprobs": ALTERNATIVES, "best_of": CHOICES, "prompt": PROMPT}
     editors = {
         "input_prefix": TEXT, "input_suffix": TEXT, "response_fields": {"type": "array"},
@@ -99,12 +99,12 @@ def _responses(what: str) -> dict[str, Any]:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """null is as good as nothing."""
+    """A field that is null counts as missing."""
     return {"anyOf": [schema, {"type": "null"}]} if schema else {}
 
 
 def _sampling() -> dict[str, Any]:
-    """Options, by all of their names."""
+    """Sampling options, by all of their names."""
     known: dict[str, Any] = {
         "stop": TEXTS, "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}}, "regex": TEXT,
         "grammar": TEXT, "json_schema": {"type": ["object", "string", "boolean"]}, "ignore_eos": FLAG,

@@ -10,7 +10,7 @@ HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 def _only(tag: str) -> str:
-    """The hash of what stands in it: nothing else of its kind is run, whatever gets into the page."""
+    """The hash of a tag's content: the browser runs no other script or style, whatever gets into the page."""
     inside = HTML.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 

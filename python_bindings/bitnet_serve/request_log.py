@@ -11,18 +11,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_runtime.terminal import escape, say
 
-LEFT = 499  # of a client that left before its answer was whole, as others log it
+LEFT = 499  # the usual status in logs for a client that left before its answer was complete
 SHOWN = 100  # characters of a path or a name
 
 
 class RequestLog:
-    """Around the whole application. What it learns of a request stands in the state of its scope: model and tokens."""
+    """Wraps the whole application, which notes model and tokens in the state of a request's scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":  # probes and pages would be most of it
+        if scope["type"] != "http" or scope["method"] != "POST":  # probes and pages would fill the log
             return await self._app(scope, receive, send)
         begin, name = time.perf_counter(), f"req_{secrets.token_hex(12)}"
         status, ended = LEFT, False

@@ -2,8 +2,8 @@
 
 A pass computes a token of every answer that runs, guesses behind it, and a piece of the prompts that load
 (`bitnet_runtime.together.Passes`). So an answer never waits for more than a piece, and nobody for a whole
-prompt of another. A free place goes to the client who has the fewest tasks running, and of his requests to the one
-that has the fewest, the oldest of these. Of the queue nobody can take all.
+prompt of another. A free place goes to the client with the fewest tasks running, and among that client's requests
+to the one with the fewest, the oldest first. Nobody can take the whole queue.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
 
@@ -25,10 +25,10 @@ from bitnet_runtime.together import Passes
 from bitnet_serve.histogram import LATENCIES, Histogram
 from bitnet_serve.sessions import FullError
 
-PIECE = 32  # tokens of what is computed by itself, while others wait for their next token
-PIECE_ALONE = 128  # and when nobody does
-PATIENCE = 4  # seconds at least until who was refused asks again: a refusal takes 0.4 ms from those who are served
-RESTING = 0.02  # seconds, when every answer waits for its reader, or for memory
+PIECE = 32  # tokens of a piece computed by itself, while other answers wait for their next token
+PIECE_ALONE = 128  # the same when none waits
+PATIENCE = 4  # least seconds until a refused client asks again: a refusal takes 0.4 ms from those being served
+RESTING = 0.02  # seconds to sleep when every answer waits for its reader, or for memory
 
 log = logging.getLogger("bitnet_serve")
 
@@ -42,29 +42,29 @@ class OverloadedError(Exception):
 
 
 class Task:
-    """What a scheduler runs. It alone calls the methods, from its thread; `cancelled` may be set from any."""
+    """What a scheduler runs. Only its thread calls the methods; any thread may set `cancelled`."""
 
     cancelled = False
     done = False
     prompt_tokens = completion_tokens = 0  # computed, once it is closed
-    request: object = None  # whose it is,
-    client: object = None  # and whose that is
-    turn = 0  # when it had its latest piece
-    seconds: Mapping[str, float] = MappingProxyType({})  # that are counted of it, by LATENCIES, once it is closed
+    request: object = None  # that it belongs to
+    client: object = None  # of that request
+    turn = 0  # when its latest piece was computed
+    seconds: Mapping[str, float] = MappingProxyType({})  # its durations by LATENCIES, once it is closed
 
     def open(self) -> None:
-        """Take the memory that it needs. ModelTooLargeError: there may be enough when others have left."""
+        """Allocate its memory. Raises ModelTooLargeError: there may be enough when other tasks have ended."""
 
     @property
     def stream(self) -> Stream | None:
-        """What passes compute, once it has begun; None: pieces come before."""
+        """The stream that passes compute; None: `piece` has to be called first."""
 
     def piece(self, most: int) -> None:
-        """Compute the next piece by itself, of about `most` tokens; makes it a stream, or `done`, in the end."""
+        """Compute the next piece, of about `most` tokens; the last one sets `stream` or `done`."""
         raise NotImplementedError
 
     def read(self) -> None:
-        """A pass had a part of the stream; makes it `done` in the end."""
+        """Take what a pass computed for the stream; sets `done` at the end."""
 
     @property
     def waits(self) -> bool:
@@ -72,10 +72,10 @@ class Task:
         return False
 
     def fail(self, error: Exception) -> None:
-        """It ends with this."""
+        """End the task with this error."""
 
     def close(self) -> None:
-        """Free all, and say that it ended, unless it failed."""
+        """Free its memory, and report its end unless it failed."""
 
 
 class Scheduler:
@@ -91,8 +91,8 @@ class Scheduler:
         self._requests: Counter[object] = Counter()  # of each client
         self._turn = 0
         self._closing = False
-        self._retry = 0.0  # when to ask again for memory; at once when one that runs has left
-        self._seconds = 1.0  # that a request took lately
+        self._retry = 0.0  # when to try again to allocate memory; at once when a running task has ended
+        self._seconds = 1.0  # running mean of the duration of requests
         self.finished = self.cancelled = self.failed = self.refused = 0  # tasks; and requests
         self.prompt_tokens = self.completion_tokens = 0
         self.latencies = {name: Histogram() for name in LATENCIES}
@@ -102,10 +102,10 @@ class Scheduler:
     # ---- any thread ----
 
     def enter(self, client: object = None) -> Callable[[], None]:
-        """A place for a request, from before its prompt is read; returns what gives it back.
+        """Take a place for a request, before its prompt is read; returns a function that gives it back.
 
-        Raises OverloadedError at once when there is none. As many again as there are places to run are kept for
-        clients who have fewer requests than that leaves free, so that nobody takes the whole queue.
+        Raises OverloadedError at once when there is none. Besides the queue there are as many places as tasks that
+        run at a time. They are kept for clients with fewer requests than are free, so nobody takes the whole queue.
         """
         with self._wake:
             requests = self.requests
@@ -114,7 +114,7 @@ class Scheduler:
                 self.refused += 1
                 wait = math.ceil(self._seconds * requests / self._places)
                 raise OverloadedError(
-                    f"{requests} requests are being answered or wait, which is the most; try again later",
+                    f"{requests} requests are running or waiting, which is the limit; try again later",
                     min(max(wait, PATIENCE), 120),
                 )
             self._requests[client] += 1
@@ -128,7 +128,7 @@ class Scheduler:
         return leave
 
     def submit(self, tasks: Sequence[Task], client: object = None) -> None:
-        """Run these, which are one request's."""
+        """Run these tasks of one request."""
         request = object()
         for task in tasks:
             task.request, task.client = request, client
@@ -139,14 +139,14 @@ class Scheduler:
             self._wake.notify()
 
     def cancel(self, tasks: Sequence[Task]) -> None:
-        """Stop these, after the token or the piece that is being computed."""
+        """Stop these tasks after the token or piece that is being computed."""
         with self._wake:
             for task in tasks:
                 task.cancelled = True
             self._wake.notify()
 
     def at_rest(self, work: Callable[[], None]) -> None:
-        """Do this once no task is left, in its thread, and wait for it."""
+        """Do this in the scheduler's thread once no task is left, and wait for it."""
         done: Future[None] = Future()
         with self._wake:
             alive = not self._closing
