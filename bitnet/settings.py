@@ -33,17 +33,18 @@ class Settings:
 
     preset: str = option(
         "tiny",
-        "where model and training start from: tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, "
-        "transformer-2017, transformer-2017-encoder, bitnet-2b4t, siglip-tiny or paligemma-tiny; of these gguf, with "
-        "the tokenizer llama-bpe, becomes a GGUF file that takes text; or by size: 1m, 3m, 10m, 30m, 100m, 300m, 1b",
+        "defaults of model and training: tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, "
+        "transformer-2017, transformer-2017-encoder, bitnet-2b4t, siglip-tiny or paligemma-tiny; of these only gguf, "
+        "with the tokenizer llama-bpe, can become a GGUF file that takes text; or by size: 1m, 3m, 10m, 30m, 100m, "
+        "300m, 1b",
     )
     data: list[str] = option(
         [],
-        "text: files, globs, folders (of which .txt .md .rst .py .jsonl .parquet are read, and .gz and .zst of them), "
-        "hf:NAME:SPLIT, or what bitnet tokenize made; none: what the source learned from, or Python's standard "
-        "library; of a model with vision: .jsonl, .csv or folders of images and texts",
+        "text: files, globs, folders (their .txt .md .rst .py .jsonl .parquet files, also as .gz and .zst), "
+        "hf:NAME:SPLIT, or a folder from bitnet tokenize; none: the data of the source, or Python's standard "
+        "library; for a model with vision: .jsonl, .csv or folders of images and texts",
     )
-    column: str = option("text", "where the text of a line, or of a row of a table, stands")
+    column: str = option("text", "the field of a line, or of a table's row, that holds the text")
     mixture: str = option(
         "", "instead of --data: a TOML file of sources, their shares and stages; docs/data.md describes it"
     )
@@ -51,121 +52,129 @@ class Settings:
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     preference: list[str] = option(
         [],
-        "instead of --data: .jsonl files of prompts with two answers, of which one is preferred; see docs/finetune.md",
+        "instead of --data: .jsonl files of prompts with a preferred and a rejected answer; see docs/finetune.md",
     )
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     draft: bool = option(
         False,
-        "a layer that guesses the next tokens learns beside the model, which does not notice it; see docs/drafts.md",
+        "also train a layer that guesses the next tokens, without changing the model; see docs/drafts.md",
     )
-    draft_only: bool = option(False, "the draft learns alone, the model stays as it is")
+    draft_only: bool = option(False, "train only the draft; the model stays as it is")
     self_written: int = option(
-        0, "with --draft-only, tokens that the model writes itself: the draft learns from them and as many of --data"
+        0, "with --draft-only, tokens that the model writes: the draft learns from them and from as many of --data"
     )
     tokenizer: str = option(
-        "bpe", "bpe, llama-bpe (which llama.cpp has too), byte or char, or the path of a tokenizer.json"
+        "bpe", "bpe, llama-bpe (which llama.cpp supports), byte or char, or the path of a tokenizer.json"
     )
     validation: float = option(0.05, "share of the documents kept for validation")
 
     objective: str = option(
         "next",
-        "the next token, with images that of the answer; mlm: hidden tokens, of a bidirectional model; contrastive: "
-        "which texts, or texts and images, belong together, of a model without a head",
+        "next: the next token, with images that of the answer; mlm: hidden tokens, for a bidirectional model; "
+        "contrastive: which texts, or texts and images, belong together, for a model without a head",
     )
     fim: float = option(
-        0.0, "share of the documents whose middle stands at their end, to learn to fill it in; usual: 0.5"
+        0.0, "share of the documents whose middle is moved to the end, to learn to fill gaps; usual: 0.5"
     )
-    temperature: float = option(0.05, "by which similarities of texts are divided; contrastive")
+    temperature: float = option(0.05, "divisor of the similarities of texts; for contrastive")
     contrastive_loss: str = option(
-        "sigmoid", "of texts and images: each pair for itself, or softmax: one among all; their scale is learnt"
+        "sigmoid",
+        "for texts and images: sigmoid judges each pair by itself, softmax one among all; the scale is learnt",
     )
     augment: str = option(
         "none",
-        "what happens to images each time: crop to four fifths of the area or more; crop-flip: mirror half, too",
+        "what is done to images each time: crop to four fifths of the area or more; crop-flip: mirror half, too",
     )
-    vision: str = option("", "a run, a checkpoint or a Hugging Face folder whose stack of images the model begins with")
-    freeze_vision: bool = option(False, "leave that stack as it is and learn its projector alone")
+    vision: str = option("", "a run, a checkpoint or a Hugging Face folder whose vision stack the model begins with")
+    freeze_vision: bool = option(False, "keep that stack as it is and train only its projector")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
     minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
     tokens: float = option(0.0, "tokens to learn from instead of --steps, such as 20e6; 0: --steps")
     tokens_per_parameter: float = option(
-        0.0, "the same for each parameter, of which the first line of a run says the number; usual: 20; 0: --steps"
+        0.0, "tokens for each parameter, counted as in the first line of a run; usual: 20; 0: --steps"
     )
     batch: int = option(16, "sequences in a forward pass of one process, at most")
     accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
-    batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: as that says")
+    batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: use --accumulate")
     context: int = option(0, "tokens in a sequence; 0: the model's max_context")
-    seed: int = option(0, "of initial weights and of the order of the data")
+    seed: int = option(0, "seed of initial weights and of the order of the data")
 
     optimizer: str = option("muon", "adamw, or muon for the matrices of the layers and adamw for the rest")
     lr: float = option(4e-3, "peak learning rate")
-    embedding_lr: float = option(0.0, "that of embeddings, head, gains and biases, which are AdamW's; 0: --lr")
+    embedding_lr: float = option(
+        0.0, "learning rate of embeddings, head, gains and biases, which AdamW trains; 0: --lr"
+    )
     schedule: str = option(
-        "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: of the BitNet paper"
+        "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: as in the BitNet paper"
     )
     warmup: float = option(0.02, "share of the run, or number of tokens, in which the learning rate rises")
     warmdown: float = option(0.3, "share of the run, or number of tokens, in which the learning rate falls to zero")
-    weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
+    weight_decay: float = option(0.1, "weight decay of matrices, in the first half of the run; then 0")
     quantize_warmup: float = option(
         0.7,
-        "share of the run, or number of tokens, in which weights and activations go over from float to quantized; "
+        "share of the run, or number of tokens, in which weights and activations change from float to quantized; "
         "finetune: 0.5 at most",
     )
     beta: float = option(
         0.1,
-        "of --preference: what a nat is worth that an answer became likelier by; larger stays nearer to the source",
+        "for --preference: the reward of a nat that an answer gains; a larger one stays nearer to the source",
     )
     balance_loss: float = option(
-        0.0, "weight in the loss of how unevenly the experts are taken, 1 to their number; usual: 0.01"
+        0.0, "weight of the loss for uneven use of experts, which is 1 to their number; usual: 0.01"
     )
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
     spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
-    on_bad_step: str = option("stop", "after NaN, infinity or a spike: stop, or skip the step (10 in a row stop, too)")
+    on_bad_step: str = option("stop", "after NaN, infinity or a spike: stop, or skip the step (10 in a row also stop)")
 
     source: str = option("", "a checkpoint or run folder, or a Hugging Face folder with float weights")
     distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
-    distill_temperature: float = option(1.0, "by which logits are divided before they are compared")
+    distill_temperature: float = option(1.0, "divisor of both models' logits before they are compared")
     distill_relations: float = option(
-        0.0, "share of the loss, 0 to 1, that is the distance from how a layer of the teacher relates the tokens"
+        0.0,
+        "share of the loss, 0 to 1, that is the distance from the relations between tokens in a layer of the teacher",
     )
     distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way to the first")
     distill_features: float = option(
-        0.0, "share of the loss, 0 to 1, that is the distance from what a teacher sees in images"
+        0.0, "share of the loss, 0 to 1, that is the distance from the teacher's features of images"
     )
     teacher: str = option(
-        "", "whom to distill from, as SRC with the same tokenizer; for features any that sees; none: the source itself"
+        "",
+        "model to distill from, as SRC, with the same tokenizer; for features any that sees images; none: the source",
     )
 
     lora: int = option(
-        0, "rank of adapters that learn in place of the model, which must be ternary and stays as it is; 0: none"
+        0, "rank of adapters to train instead of the model, which must be ternary and stays as it is; 0: none"
     )
     lora_alpha: float = option(0.0, "the adapters' weight is alpha / rank; 0: twice the rank")
-    lora_linears: list[str] = option([], "which linears have one, of q k v o gate up down; none: all that are ternary")
+    lora_linears: list[str] = option(
+        [], "linear layers with an adapter, of q k v o gate up down; none: all that are ternary"
+    )
 
-    precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
+    precision: str = option("auto", "precision of the backward products; auto: bf16 if the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
-    threads: int = option(0, "CPU threads, at most one for each core; 0: as many as torch finds")
+    threads: int = option(0, "CPU threads, at most one for each core; 0: torch's default")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes eight times as many")
     tasks: str = option(
-        "", "names of lm-evaluation-harness, or .yaml and .yml files, with commas between: the model is asked meanwhile"
+        "",
+        "tasks to evaluate during the run: names of lm-evaluation-harness, or .yaml and .yml files, with commas between",
     )
-    tasks_every: int = option(0, "steps between these tasks; 0: before the first step and after the last")
-    tasks_limit: int = option(100, "questions of each, the first; 0: all")
+    tasks_every: int = option(0, "steps between these tasks; 0: only before the first step and after the last")
+    tasks_limit: int = option(100, "questions of each task, the first ones; 0: all")
     save_every: int = option(500, "steps between checkpoints")
-    save_minutes: float = option(10.0, "minutes after which one is saved before that; 0: by steps alone")
+    save_minutes: float = option(10.0, "most minutes between checkpoints; 0: by steps alone")
     keep: int = option(2, "checkpoints to keep, besides the one from before the learning rate falls")
-    keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint; of tasks, too")
-    patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
+    keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint; the same for tasks")
+    patience: int = option(0, "end the run after this many evaluations without a better one; 0: never")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     profile: int = option(
         0, "steps to record with torch.profiler, after the first eleven, as a table and in trace.json; 0: none"
     )
-    report_to: str = option("none", "who gets the numbers of log.jsonl, too: tensorboard, wandb or trackio")
+    report_to: str = option("none", "also send the numbers of log.jsonl to tensorboard, wandb or trackio")
 
     def __post_init__(self) -> None:
         check(self)
@@ -176,7 +185,7 @@ class Settings:
 
     @property
     def budget(self) -> tuple[str, float]:
-        """How long the run is: which option says it, and its value."""
+        """The length of the run: the option that sets it, and its value."""
         return next((name, value) for name in reversed(ALTERNATIVES[0]) if (value := getattr(self, name)))
 
     @property
@@ -240,9 +249,9 @@ PRESET_SETTINGS |= {name: training_of(parameters) for name, parameters in SIZES.
 
 
 FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.0}
-"""How those of `bitnet finetune` do: what it begins with should not be forgotten."""
+"""How the defaults of `bitnet finetune` differ: gentler, so that the source is not forgotten."""
 
-CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
+CONTEXT = 1024  # default of finetuning: published models state what they support, not what fits into memory
 
 
 def did_you_mean(name: str, names: list[str]) -> str:

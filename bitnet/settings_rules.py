@@ -1,4 +1,4 @@
-"""What `bitnet.settings.Settings` may say: the words, the ranges, and what of it goes together."""
+"""What `bitnet.settings.Settings` may hold: words, ranges, and which options fit together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from bitnet.config import TERNARY_LINEARS
 
 SOURCES = ("data", "mixture", "chat", "preference")
-"""Options that say what a run learns from, one kind of data each."""
+"""Options that name the data of a run, one kind of data each."""
 
 TEXT = (*SOURCES, "column", "validation", "documents", "fim")
-"""These, and how it is read."""
+"""These, and options on how text is read."""
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
@@ -83,19 +83,19 @@ def _check_values(settings: Any) -> None:
 
 
 def _check_data(settings: Any) -> None:
-    """What a run learns from, and how that is read."""
+    """The data of a run, and how it is read."""
     given = [flag_of(name) for name in SOURCES if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
     for name in ("fim", "documents"):
         if settings.chat and getattr(settings, name):
-            raise ValueError(f"{flag_of(name)} is of text, and --chat is of conversations; leave it out")
+            raise ValueError(f"{flag_of(name)} is for text, and --chat is given; leave one of them out")
     if settings.freeze_vision and not settings.vision:
-        raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
+        raise ValueError("freeze_vision is given without a trained vision stack; add --vision")
 
 
 def _check_conversion(settings: Any) -> None:
-    """What a model learns that is already there: a teacher's answers, a draft, preferences, adapters."""
+    """Training of an existing model: distillation, a draft, preferences, adapters."""
     if settings.distilled > 1:
         raise ValueError(
             f"distill {settings.distill:g}, distill_relations {settings.distill_relations:g} and distill_features "
@@ -106,23 +106,25 @@ def _check_conversion(settings: Any) -> None:
     if settings.draft and settings.distilled:
         raise ValueError("a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after")
     if settings.self_written and (settings.chat or not settings.draft_only):
-        raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
+        raise ValueError("self_written is for a draft that is trained alone, on text; add --draft-only and --data")
     if settings.teacher and not settings.distilled:
-        raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
+        raise ValueError(
+            "teacher is given, but nothing is distilled; add --distill, --distill-relations or --distill-features"
+        )
     others = ("quantize_warmup", "draft", "distilled", "fim", "documents", "vision")
     for name in others if settings.preference and settings.source else ():
         if getattr(settings, name):
             option = flag_of("distill" if name == "distilled" else name)
-            raise ValueError(f"{option} does not go with --preference, which a model learns as it is; leave it out")
+            raise ValueError(f"{option} does not go with --preference, which trains a model as it is; leave it out")
     if not settings.lora and (settings.lora_alpha or settings.lora_linears):
-        raise ValueError("lora_alpha or lora_linears is given and no adapter; add --lora RANK")
+        raise ValueError("lora_alpha or lora_linears is given without an adapter; add --lora RANK")
     if settings.lora and (settings.optimizer != "adamw" or settings.vision):
         what = "--vision" if settings.vision else f"--optimizer {settings.optimizer}"
-        raise ValueError(f"{what} does not go with --lora, which learns adapters alone, by adamw; leave it out")
+        raise ValueError(f"{what} does not go with --lora, which trains only adapters, with adamw; leave it out")
     for f in dataclasses.fields(settings):
         plain = [] if f.default is dataclasses.MISSING else f.default
         if f.name in CONVERSION and not settings.source and getattr(settings, f.name) != plain:
-            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
+            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which starts from a model")
 
 
 def flag_of(name: str) -> str:

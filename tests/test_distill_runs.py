@@ -163,7 +163,10 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
         (["--distill-layer", "1"], "--distill-layer says nothing without --distill-relations; add that, or leave"),
         (["--distill-temperature", "2"], "--distill-temperature says nothing without --distill; add that, or leave"),
         (["--beta", "0.5"], "--beta says nothing without --preference; add that, or leave it out"),
-        (["--teacher", str(source[0])], "nothing to learn from it; add --distill, or one of its relatives"),
+        (
+            ["--teacher", str(source[0])],
+            "nothing is distilled; add --distill, --distill-relations or --distill-features",
+        ),
         (["--distill", "0.5", "--teacher", str(tmp_path)], "has no config.json; expected a Hugging Face folder"),
     ]:
         assert convert(source, tmp_path / "run", *options) == 1

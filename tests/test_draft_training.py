@@ -157,7 +157,7 @@ def test_the_text_of_a_source_may_be_gone(tmp_path: Path, text: Path, capsys: py
     ("words", "said"),
     [
         (["train", "--draft", "--set", "mask=prefix"], "--draft is for causal models of the next token"),
-        (["train", "--set", "draft=3"], "to learn one add --draft"),
+        (["train", "--set", "draft=3"], "add --draft to train one"),
         (["train", "--draft-only"], "unknown option '--draft-only'"),
         (["finetune", "RUN", "--draft-only", "--no-draft"], "both given"),
         (["finetune", "RUN", "--self-written", "100"], "add --draft-only"),

@@ -99,7 +99,7 @@ def test_a_budget_that_is_behind(finished: Path, capsys: pytest.CaptureFixture[s
     for option, value in (("--tokens", "1000"), ("--tokens-per-parameter", "0.01")):
         assert bitnet("train", "--resume", "--out", finished, option, value) == 1
         said = capsys.readouterr().err
-        assert f"{option} is {value}, but the run has " in said and "e+" not in said
+        assert f"{option} is {value}, but the run already has " in said and "e+" not in said
 
 
 def test_lengths_in_tokens_are_those_shares() -> None:

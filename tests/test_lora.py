@@ -150,7 +150,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
     talks = [{"messages": [{"role": role, "content": f"{role} {i}"} for role in roles]} for i in range(8)]
     (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
     cases = {
-        ("--lora-linears", "q"): "no adapter; add --lora RANK",
+        ("--lora-linears", "q"): "without an adapter; add --lora RANK",
         ("--lora", "4", "--optimizer", "muon"): "--optimizer muon does not go with --lora",
         ("--lora", "4", "--set", "dropout=0.1"): "--set dropout does not go with --lora",
         ("--lora", "4", "--lora-linears", "head"): "lora_linears has 'head', expected some of q, k",

@@ -70,7 +70,7 @@ def test_nothing_to_resume(verb: str, tmp_path: Path, capsys: pytest.CaptureFixt
         assert f"nothing to resume: {tmp_path / name} {found}" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
     assert bitnet("finetune", "--resume") == 1
-    assert "--resume without SRC needs the run: name its folder with --out" in capsys.readouterr().err
+    assert "--resume without SRC needs the run; name its folder with --out" in capsys.readouterr().err
     assert bitnet("finetune") == 1
     assert "finetune needs SRC" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What a training run is told: a preset, then a TOML file, then flags; each wins over the one before.
+"""The options of a training run: a preset, then a TOML file, then flags; each overrides the one before.
 
     preset = "tiny"
     [train]
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet.train.source_model import Start
 
 PATHS = (*SOURCES, "tokenizer", "source", "teacher", "vision")
-"""Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
+"""Options that a run keeps as absolute paths, so that it can be resumed from any folder."""
 
 VISION = "vision"
 """The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""
@@ -39,18 +39,18 @@ STACK: dict[str, Any] = {
     "name": VISION, "input": "images", "vocab_size": 0, "max_context": -1, "mask": "bidirectional", "has_head": False,
     "tie_embeddings": False, "position": "learned", "channels": 3, "patch_bias": True,
 }  # fmt: skip
-"""What a new stack of images is unless `--set vision.NAME=VALUE` says something else."""
+"""The defaults of a new vision stack; `--set vision.NAME=VALUE` overrides them."""
 
 KEPT = (
     "preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision", "draft", "draft_only",
     "self_written", "lora", "lora_linears",
 )  # fmt: skip
-"""Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
+"""Options that a resumed run cannot change: model, vocabulary, first weights and objective follow from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a person says of a run."""
+    """What a user asks of a run."""
 
     options: Mapping[str, Any]  # of training, by name; None: not given
     config: str | None = None  # a TOML file with more of them, or the JSON of a Thinker
@@ -58,21 +58,21 @@ class Given:
 
 
 def run_folder(given: Given) -> Path:
-    """Where the run is that is meant. Raises ValueError: nothing says it."""
+    """The folder of the run. Raises ValueError: nothing names it."""
     train = _given(given)[0]
     if not train.get("out") and "source" in given.options and not given.options["source"]:
-        raise ValueError("--resume without SRC needs the run: name its folder with --out")
+        raise ValueError("--resume without SRC needs the run; name its folder with --out")
     source = {"source": train["source"], "quantize_warmup": 0.0} if "source" in train else {}
     return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
 
 
 def named(given: Given, name: str) -> str:
-    """The path that an option has, by flag or by file; "": none."""
+    """The path that a flag or the file gives an option; "": none."""
     return str(_given(given)[0].get(name, ""))
 
 
 def asks(given: Given, name: str) -> bool:
-    """Whether an option that is yes or no is said, and yes."""
+    """Whether a yes-or-no option is given as yes."""
     return bool(_given(given)[0].get(name))
 
 
@@ -82,9 +82,9 @@ def resolve(
     base: tuple[dict[str, Any], ModelConfig] | None = None,
     tower: Start | None = None,
 ) -> tuple[Settings, ModelConfig]:
-    """Settings and model of a run from what a person says of it.
+    """Settings and model of a run from what a user asks.
 
-    saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
+    saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of a preset.
     tower: the model that --vision names.
     """
     train, overrides = _given(given)
@@ -112,8 +112,8 @@ def resolve(
 def _together(
     defaults: dict[str, Any], base: ModelConfig, train: dict[str, Any], overrides: dict[str, Any], tower: Start | None
 ) -> tuple[Settings, ModelConfig]:
-    """A stack of images in full precision becomes ternary where the rest is, unless it is to stay as it is, without
-    dropout; and slowly, though the rest need not."""
+    """A full-precision vision stack becomes ternary if the rest is, and gradually even if the rest already is. A frozen
+    one stays as it is, without dropout."""
     becomes = tower and tower.sees_in_floats and overrides.get("ternary", base.ternary)
     becomes = becomes and not train.get("freeze_vision")
     if becomes and not defaults.get("quantize_warmup", Settings().quantize_warmup):
@@ -129,8 +129,8 @@ def _together(
 def with_sight(
     base: ModelConfig, overrides: dict[str, Any], settings: Settings, tower: dict[str, Any] | None
 ) -> ModelConfig:
-    """`base` with the options given. Of a model that sees, what follows by itself need not be said: its stack is that
-    of --vision, `tower`, and to a decoder it gives vectors of its width, in place of a token that the tokenizer will
+    """`base` with the given options. For a model that sees images, what follows from others is filled in: its stack is
+    that of --vision, `tower`. A decoder gets vectors of its own width, in place of a token that the tokenizer will
     name."""
     own, seeing = dict(overrides), dict(overrides.get(VISION, {}))
     if not (seeing or base.vision or tower):
@@ -156,24 +156,24 @@ def with_sight(
 
 
 def _stack_of(tower: Start, settings: Settings) -> dict[str, Any]:
-    """The options of the stack of images that a model has, or is. Raises ValueError: it has none."""
+    """The options of the vision stack that a model has, or is. Raises ValueError: it has none."""
     if tower.sight is None:
-        raise ValueError(f"--vision {settings.vision} has no stack of images; name a model that looks at images")
+        raise ValueError(f"--vision {settings.vision} has no vision stack; name a model that sees images")
     return tower.sight.to_dict() | {"name": VISION}
 
 
 NEEDS = {
     "beta": "preference", "distill_temperature": "distill", "distill_layer": "distill_relations", "column": "data",
 }  # fmt: skip
-"""Options that say nothing without another."""
+"""Options that have no effect without another."""
 
 
 def _checked(settings: Settings) -> Settings:
-    """The settings of a new run. Raises ValueError: its learning rate would fall before it has risen, or one of them
-    would be passed over."""
+    """The settings of a new run. Raises ValueError: the learning rate would fall before it has risen, or an option
+    would be ignored."""
     for name, other in NEEDS.items():
         if getattr(settings, name) != getattr(Settings(), name) and not getattr(settings, other):
-            raise ValueError(f"{flag_of(name)} says nothing without {flag_of(other)}; add that, or leave it out")
+            raise ValueError(f"{flag_of(name)} has no effect without {flag_of(other)}; add that, or leave it out")
     shares = [length for length in (settings.warmup, settings.warmdown) if length <= 1]
     if settings.schedule == "constant" and sum(shares) > 1:
         raise ValueError(
@@ -218,14 +218,14 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _kept(name: str, path: str) -> str:
-    """An absolute path. A kind of tokenizer is none, though a folder here may be called so, too."""
+    """An absolute path. A kind of tokenizer stays a word, even if a folder here has the same name."""
     return path if name == "tokenizer" and path in tokenizer.KINDS else absolute(path)
 
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError: an option that no model has."""
+    """The same options. Raises ValueError: no model has one of them."""
     if "draft" in model:
-        raise ValueError("draft is a layer that follows from the model; to learn one add --draft")
+        raise ValueError("draft is a layer that follows from the model; add --draft to train one")
     own = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in WITHIN]
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
@@ -235,14 +235,14 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested(model: dict[str, Any]) -> dict[str, Any]:
-    """Options as `ModelConfig.replace` takes them: those of the stack that looks at images in a dictionary."""
+    """Options as `ModelConfig.replace` takes them: those of the vision stack in a dictionary."""
     own = {name: value for name, value in model.items() if "." not in name}
     seeing = {name.removeprefix(f"{VISION}."): value for name, value in model.items() if "." in name}
     return own | ({VISION: seeing} if seeing else {})
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Options with others over them; of two that take each other's place the upper one counts."""
+    """Options overridden by others; of two that replace each other the overriding one counts."""
     below = dict(below)
     for first, *others in ALTERNATIVES:
         given = [name for name in others if above.get(name)] + [first for _ in (0,) if first in above]
@@ -254,7 +254,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Raises ValueError: an option that a run which is resumed cannot follow."""
+    """Raises ValueError: a resumed run cannot change that option."""
     before, elsewhere = saved["settings"], "start another run with --out to change it"
     for name in KEPT:
         old = before.get(name, "")
@@ -277,12 +277,12 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
         given, shape = train.get(name), ",.0f" if name in ("steps", "tokens") else ",.4g"
         if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
             raise ValueError(
-                f"{flag_of(name)} is {given:g}, but the run has {done:{shape}} behind it; give more, or none"
+                f"{flag_of(name)} is {given:g}, but the run already has {done:{shape}}; give more, or leave it out"
             )
 
 
 def _flat(model: ModelConfig) -> dict[str, Any]:
-    """Options by the names that `--set` has for them."""
+    """Options by their names in `--set`."""
     own = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in WITHIN}
     seeing = model.vision and _flat(model.vision)
     return own | {f"{VISION}.{name}": value for name, value in (seeing or {}).items()}
@@ -308,7 +308,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """`dim=256` as TOML would read it; a bare word is a string, or yes and no where they are asked for."""
+    """`dim=256` as TOML would read it; a bare word is a string, or for a boolean option yes or no."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set {text!r}, expected NAME=VALUE")
