@@ -157,7 +157,7 @@ def test_batches_need_one_of_each(model: Model) -> None:
 def test_embed_after_append_says_why_not(model: Model) -> None:
     with model.session() as session:
         session.append([1, 2])
-        with pytest.raises(StateError, match=r"holds tokens that did not come by embed with this pooling; call reset"):
+        with pytest.raises(StateError, match=r"holds tokens not appended by embed with this pooling; call reset"):
             session.embed([3], "mean")
         session.reset()
         session.embed([1, 2], "mean")

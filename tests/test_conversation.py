@@ -89,7 +89,7 @@ def test_the_oldest_turns_give_way(models: Path) -> None:
                          done.stderr)  # fmt: skip
     assert len(notices) > 1, "not dropped one at a time"
     assert len(notices) <= 5
-    assert "-c N allows up to 256; /clear begins anew]" in done.stderr
+    assert "-c N allows up to 256; /clear starts over]" in done.stderr
     quiet = piped(models / "chat", *messages, args=("-c", 128, "--quiet"))
     assert (quiet.stdout, quiet.stderr) == (f"{ANSWER}\n" * 12, "")
 

@@ -262,7 +262,7 @@ def test_bidirectional_texts_have_no_next_token(pairs: Callable[[str, str], Pair
         with pytest.raises(UnsupportedModelError, match="bidirectional text has no next token"):
             session.sample()
         for more in (lambda: session.append([1]), lambda: session.embed([1])):
-            with pytest.raises(StateError, match=r"a bidirectional text comes whole.*reset\(\)"):
+            with pytest.raises(StateError, match=r"a bidirectional text is appended in one call.*reset\(\)"):
                 more()
         with pytest.raises(StateError, match="n is 2, expected 0 or 3 to 3"):
             session.rewind(2)

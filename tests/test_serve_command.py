@@ -187,7 +187,7 @@ def test_an_open_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for more, said in (([], True), (["--api-key", "x"], False)):
         args = [small_model(tmp_path), "--host", "203.0.113.7", *more]
         assert bitnet_cli.main(["serve", *map(str, args)]) == 1  # it is no address of this machine
-        assert ("anyone who reaches 203.0.113.7 may ask" in capsys.readouterr().err) == said
+        assert ("anyone who reaches 203.0.113.7 may send requests" in capsys.readouterr().err) == said
 
 
 def test_the_page_of_docs_works(tmp_path: Path) -> None:

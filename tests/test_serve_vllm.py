@@ -58,7 +58,7 @@ def test_variables_of_the_template(serving: Serving, model: Model) -> None:
         status, answer = post(serving, CHAT, {"messages": [USER], "chat_template_kwargs": {name: []}})
         assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
         assert f"chat_template_kwargs has {name}, " in answer["error"]["message"]
-        with pytest.raises(InvalidParameterError, match=f"template's {name} is no variable to give"):
+        with pytest.raises(InvalidParameterError, match=f"template's {name} cannot be given as a variable"):
             model.apply_template([USER], variables={name: []})
 
 

@@ -317,7 +317,7 @@ def test_tokens_that_are_no_bytes(tmp_path: Path) -> None:
     words = Tokenizer(models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     words.decoder = decoders.WordPiece()
     random_model(SMALL, tmp_path / "m", tokenizer=words.to_str().encode())
-    with Model.load(tmp_path / "m", threads=1) as model, pytest.raises(TokenizerError, match="are no bytes"):
+    with Model.load(tmp_path / "m", threads=1) as model, pytest.raises(TokenizerError, match="are not bytes"):
         model.generate("a", regex="a")
 
 

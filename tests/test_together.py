@@ -293,7 +293,7 @@ def test_texts_of_one_session_wait_for_each_other(model: Model) -> None:
     with model.session() as session, model.batch() as batch:
         for _ in range(2):
             batch.add([1], session=session, max_tokens=3, **GREEDY)
-            with pytest.raises(InvalidParameterError, match="has this session"):
+            with pytest.raises(InvalidParameterError, match="uses this session"):
                 batch.add([2], session=session, max_tokens=3, **GREEDY)
             assert len(list(batch)) == 3
 

@@ -1,4 +1,4 @@
-"""An answer as it grows: its text, and guesses of what comes next."""
+"""An answer as it grows: its text, and guesses at the next tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bitnet_runtime.tools import ToolCall
 
 
 class Answer:
-    """Tokens in, text out; ends at a stop text, and shows nothing that may become one."""
+    """Tokens in, text out; ends at a stop text, and holds back whatever may become one."""
 
     def __init__(
         self, detokenizer: Detokenizer | None, stop: tuple[str, ...], reader: CallReader | None = None
     ) -> None:
-        """reader: takes calls of tools out of the text."""
+        """reader: extracts tool calls from the text."""
         self._detokenizer = detokenizer
         self.reader = reader
         self._stop = stop
         self._held = ""
-        self.stopped_by = ""  # the stop text that came
+        self.stopped_by = ""  # the stop text that ended it
 
     @property
     def stopped(self) -> bool:
@@ -31,11 +31,11 @@ class Answer:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Tools that it calls."""
+        """The tool calls so far."""
         return self.reader.calls if self.reader else []
 
     def take(self) -> tuple[CallPart, ...]:
-        """Parts of these since the last time."""
+        """Parts of calls since the last time."""
         return self.reader.take() if self.reader else ()
 
     def push(self, token: int) -> str:
@@ -46,7 +46,7 @@ class Answer:
         return self._until_stop(text) if self._stop else text
 
     def flush(self, cut: bool = False) -> str:
-        """What was held back; "" after a stop text. cut: not the model ended it."""
+        """The text held back so far; "" after a stop text. cut: the answer did not end by itself."""
         if self.stopped_by:
             return ""
         text = self._detokenizer.flush() if self._detokenizer else ""
@@ -69,7 +69,7 @@ class Answer:
 
 
 class Guesses(Protocol):
-    """What may come next."""
+    """A source of guesses at the next tokens."""
 
     def add(self, token: int) -> None:
         """This one came."""
@@ -79,9 +79,9 @@ class Guesses(Protocol):
 
 
 class Lookup:
-    """Guesses what comes next: what followed the last time that the newest tokens occurred.
+    """Guesses the next tokens: those that followed the last time the newest tokens occurred.
 
-    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries). Where a
+    Prompt lookup decoding: no second model, and good when a text repeats itself (code, summaries). Where a
     vector stands (-1) no token occurred, and none is guessed.
     """
 
@@ -107,5 +107,5 @@ class Lookup:
             place = self._after.get(tuple(self._tokens[-n:]))
             if place is not None:
                 since = list(itertools.takewhile(NO_TOKEN.__ne__, self._tokens[place : place + most]))
-                return [since[i % len(since)] for i in range(most)]  # where the text goes on repeating, round again
+                return [since[i % len(since)] for i in range(most)]  # a repeating text goes round again
         return []

@@ -1,4 +1,4 @@
-"""`generate`, `stream` and `chat` for asyncio: the engine computes in a thread, the loop goes on."""
+"""`generate`, `stream` and `chat` for asyncio: the engine computes in a thread, so the event loop keeps running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AsyncStream:
-    """`Stream` for `async for`. Cancelling the task that reads ends it within one token, and so does `aclose`."""
+    """`Stream` for `async for`. Cancelling the reading task ends it within one token, as does `aclose`."""
 
     def __init__(self, make: Callable[[], Stream]) -> None:
         self._make = make  # in a thread: texts and grammars take time
@@ -33,7 +33,7 @@ class AsyncStream:
         return None if self._stream is None else self._stream.result
 
     async def aclose(self) -> None:
-        """Stop. Returns when nothing is computed any more."""
+        """Stop. Returns when the engine has stopped computing for it."""
         another = ThreadPoolExecutor(1)  # its own may be reading
         closing = asyncio.get_running_loop().run_in_executor(another, self._close)
         another.shutdown(wait=False)  # it ends when that is done
@@ -103,7 +103,7 @@ class ModelAsync:
     """The part of `Model` for asyncio."""
 
     def astream(self, prompt: Prompt, **given: Any) -> AsyncStream:
-        """`stream` for `async for`. What is wrong with the arguments is raised with the first piece."""
+        """`stream` for `async for`. Wrong arguments raise when the first piece is read."""
         model: Any = self
         return AsyncStream(lambda: model.stream(prompt, **given))
 

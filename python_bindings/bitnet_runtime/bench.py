@@ -1,4 +1,4 @@
-"""`bitnet bench`: speed of one model on this machine, held against the machine's limits.
+"""`bitnet bench`: speed of one model on this machine, compared with the machine's limits.
 
 The engine is measured in a fresh process (`python -m bitnet_runtime.bench`), so that its peak
 memory is its own. The limits are measured after each repetition, with the same threads and tier,
@@ -27,8 +27,8 @@ from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
 USUAL = 128  # tokens of a prompt, and of what follows it
-COMPUTED = lib.BN_REPEATED  # tokens of a depth; what is behind them is copied, see Session.repeat
-MOST_ROWS, PASSES = 8, 8  # of a pass: what guesses and texts that come together cost; passes of so many rows
+COMPUTED = lib.BN_REPEATED  # tokens of a depth that are computed; the rest are copies, see Session.repeat
+MOST_ROWS, PASSES = 8, 8  # rows in a pass, such as guesses and joint texts; passes measured for each number
 
 
 class BenchError(BitnetError, RuntimeError):
@@ -47,8 +47,8 @@ def bench(
     """Everything `bitnet bench --json` prints. `load` goes to Model.load; of its list of adapters the first is
     measured. Speeds and limits are medians of `repeat`.
 
-    prompt, gen: tokens; None: USUAL, or as many as fit the context. depth: tokens that are there before, of which the
-    first COMPUTED were computed and the others have copies of their keys and values.
+    prompt, gen: tokens; None: USUAL, or as many as fit the context. depth: tokens in the cache before. The first
+    COMPUTED of them are computed, the others have copies of their keys and values.
     """
     load["adapters"] = [os.fspath(file) for file in load.get("adapters", ())]
     job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
@@ -180,7 +180,7 @@ def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> t
     InvalidParameterError: they cannot be measured."""
     model.require_head()
     if model.mask == "bidirectional":
-        raise InvalidParameterError("this model is an encoder; what is measured is how fast a model writes")
+        raise InvalidParameterError("this model is an encoder; bench measures how fast a model generates text")
     room = model.n_ctx - depth
     asked = [f"--depth {depth}"] if depth else []
     asked += [f"--{word} {n}" for word, n, more in (("prompt", prompt, 0), ("gen", gen, 1)) if n and n + more > room]

@@ -1,7 +1,7 @@
-"""What a model writes, parted into what it says and the tools it calls, as it comes.
+"""Splits a model's output into text and tool calls, as it arrives.
 
-Only a call of a tool that was offered becomes one. Whatever else stands where a call would, such as broken JSON or
-a name that nobody offered, stays text. Nothing of a call is shown as text before it is known which of both it is.
+Only calls of offered tools count. Anything else in the place of a call, such as broken JSON or a name that was not
+offered, stays text. Text that may turn out to be a call is held back until that is decided.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 from bitnet_runtime.dialects import Dialect
 from bitnet_runtime.tools import ToolCall
 
-MOST_HELD = 1 << 16  # characters, of what may become a call
+MOST_HELD = 1 << 16  # characters that may become a call
 _NAME = r'"(?:[^"\\\x00-\x1f]|\\.){1,128}"'
 _GAP = r"\s{0,64}"
 _COLON = f"{_GAP}:{_GAP}"
 _HEAD = re.compile(
     rf'[\s\[]{{0,64}}\{{{_GAP}"name"{_COLON}({_NAME}){_GAP},{_GAP}"(?:arguments|parameters)"{_COLON}(?=\{{)'
 )
-"""All of it is bounded, so that to try again with every token costs the same however much is held."""
+"""Everything in it is bounded, so retrying with every token costs the same however much text is held back."""
 _BEGUN = re.compile(r'[\s\[]*\{\s*("name"|$)')
 _END = re.compile(r"\s*\}?\s*")
 _STRUCTURE = frozenset('{}[]:,+-.eEtrufalsn0123456789 \t\r\n"')  # all that JSON has outside of strings
 
 
 class CallPart(NamedTuple):
-    """A part of a call, of which the arguments come in pieces. The first has none of them."""
+    """A part of a call, whose arguments come in pieces. The first part has none of them."""
 
     number: int  # of the call in the answer
     id: str
@@ -38,7 +38,7 @@ class CallPart(NamedTuple):
 
 
 class CallReader:
-    """Text in; text and parts of calls out. It reads in steps, and each knows which is next."""
+    """Text in; text and parts of calls out. A state machine: each step names the next."""
 
     def __init__(
         self, dialect: Dialect, names: Collection[str], most: int | None = None, shown: Mapping[int, str] | None = None
@@ -69,7 +69,7 @@ class CallReader:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """All of them, so far."""
+        """All calls so far."""
         return [ToolCall(id, name, "".join(texts)) for id, name, texts in self._calls]
 
     def take(self) -> tuple[CallPart, ...]:
@@ -80,7 +80,7 @@ class CallReader:
     # ---- steps: each takes from the front of the text, and says whether there is more to do ----
 
     def _outside(self, final: bool) -> bool:
-        """Text, until a call is opened. Spaces before and after a call are no part of it."""
+        """Read text until a call opens. White space around a call is dropped."""
         place = self._text.find(self._opens)
         if place >= 0:
             self._say(self._text[:place].rstrip())
@@ -91,19 +91,19 @@ class CallReader:
         return self._wait(end)
 
     def _first(self, final: bool) -> bool:
-        """An answer is a text, or where it begins with a brace calls alone."""
+        """An answer is text, or nothing but calls if it begins with a brace."""
         begin = len(self._text) - len(self._text.lstrip())
         if begin == len(self._text) and not final:
             return False
         return self._go(self._inside, begin) if self._text[begin : begin + 1] == "{" else self._go(self._rest)
 
     def _rest(self, final: bool) -> bool:
-        """Text, to the end."""
+        """Read text to the end."""
         self._say(self._text)
         return self._wait(len(self._text))
 
     def _inside(self, final: bool) -> bool:
-        """To the arguments of a call; or to the end of what may be none."""
+        """Read to the arguments of a call, or to the end of what turns out to be text."""
         head = _HEAD.match(self._text)
         name = _loaded(head[1]) if head else None
         if head and name in self._names:
@@ -120,7 +120,7 @@ class CallReader:
         return self._go(self._outside if self._opens else self._rest, end + len(closes))
 
     def _arguments(self, final: bool) -> bool:
-        """An object, which ends where it is complete or no JSON."""
+        """Read an object, which ends when it is complete or not JSON."""
         end = self._json.end(self._text)
         self._add(self._text[:end])
         if not self._json.ended:
@@ -130,7 +130,7 @@ class CallReader:
         return self._go(self._behind, end)
 
     def _behind(self, final: bool) -> bool:
-        """To the brace that ends a call."""
+        """Read to the brace that ends a call."""
         end = _END.match(self._text)
         assert end is not None  # it may be empty
         follows = self._text[end.end() : end.end() + 1]
@@ -172,7 +172,7 @@ class CallReader:
         self._parts.append(CallPart(len(self._calls) - 1, *self._calls[-1][:2], ""))
 
     def _add(self, text: str) -> None:
-        """More arguments of the last call."""
+        """Add arguments to the last call."""
         id, name, texts = self._calls[-1]
         if text:
             texts.append(text)
@@ -192,7 +192,7 @@ class CallReader:
 
 
 class _Object:
-    """A JSON object that comes in pieces."""
+    """A JSON object that arrives in pieces."""
 
     def __init__(self) -> None:
         self._open: list[str] = []  # brackets, by what closes them
@@ -200,7 +200,7 @@ class _Object:
         self.ended = False
 
     def end(self, text: str) -> int:
-        """How much of the text is of the object."""
+        """How many characters of the text belong to the object."""
         for place, char in enumerate(text):
             if not self._goes_on(char):
                 self.ended = True
@@ -225,7 +225,7 @@ class _Object:
 
 
 def _without_begin(text: str, word: str) -> int:
-    """The length of the text without what may be the begin of a word."""
+    """The length of the text without an end that may be the beginning of one of the words."""
     return next((len(text) - n for n in range(len(word) - 1, 0, -1) if text.endswith(word[:n])), len(text))
 
 
@@ -237,7 +237,7 @@ def _loaded(text: str) -> Any:
 
 
 def _understood(call: Any) -> tuple[str, str]:
-    """Name and arguments of an object that says them; "": it does not."""
+    """The name and the arguments in an object; "": it has none."""
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         call = call["function"]
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):

@@ -1,6 +1,6 @@
 """The chat template of a file: messages in, prompt text out, within limits.
 
-A template is a program by whoever made the file; `rendering.py` runs it, in a process of its own.
+A template is a program by whoever made the file. `rendering.py` runs it in a process of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         change: Callable[[str], str] = str,
     ) -> str:
-        """The same as text. change: what is done to every text of a message, a tool or a variable before."""
+        """The prompt as text. change: applied first to every text of a message, a tool or a variable."""
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
@@ -79,7 +79,8 @@ class ChatTemplate:
                 )
         if own := OWN & (variables or {}).keys():
             raise InvalidParameterError(
-                f"a template's {min(own)} is no variable to give, expected others, such as enable_thinking", "variables"
+                f"a template's {min(own)} cannot be given as a variable, expected others, such as enable_thinking",
+                "variables",
             )
         if "developer" not in self.source:  # OpenAI's newer name
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
@@ -99,7 +100,7 @@ class ChatTemplate:
             raise InvalidParameterError(why, "messages") from None
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
-        more: dict[str, Any] = {"documents": None}  # as apply_chat_template has it
+        more: dict[str, Any] = {"documents": None}  # as in apply_chat_template
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
         asked = {"source": self.source, "most": MOST_TEXT + 4 * len(given), "variables": more}
         return self._render(_json(asked)[:-2] + b", " + given[1:] + b"}", messages)
@@ -121,7 +122,7 @@ class ChatTemplate:
 
 
 def is_message(message: Mapping[str, Any]) -> bool:
-    """A role and a content: a text, or parts such as {"type": "text", "text": "…"}; or thoughts or calls alone."""
+    """Whether it has a role and a content: a text, parts such as {"type": "text", "text": "…"}, thoughts or calls."""
     content = message.get("content")
     if content is None:
         others = ("tool_calls", "reasoning_content", "thinking", "reasoning")
@@ -138,7 +139,7 @@ def _json(value: Any) -> bytes:
 
 
 def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without what is None, its reasoning under the names that templates know (as in transformers 5)."""
+    """A message without fields that are None, its reasoning under the names that templates know (as transformers 5)."""
     given = {key: value for key, value in message.items() if value is not None}
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((given[name] for name in names if name in given), None)

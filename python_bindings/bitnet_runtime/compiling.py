@@ -1,4 +1,4 @@
-"""What is asked of the `llguidance` library. Also the program of a worker, where every grammar is tried first."""
+"""Calls of the `llguidance` library. Also the program of a worker, in which every grammar is tried first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 
 class _Vocabulary:
-    """As LLTokenizer takes one."""
+    """A vocabulary in the form that LLTokenizer takes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -35,7 +35,7 @@ class _Vocabulary:
         return self._encode(text) or self._greedy(text.encode())
 
     def _greedy(self, text: bytes) -> list[int]:
-        """The longest token each time, for want of better."""
+        """Greedy: always the longest token."""
         ids, at = [], 0
         while at < len(text):
             size = next((n for n in range(self._longest, 0, -1) if text[at : at + n] in self._ids), 0)
@@ -62,7 +62,7 @@ class Compiler:
         self._tokenizer = LLTokenizer(wrapped, n_vocab=self.size, eos_token=eos)
 
     def matcher(self, kind: str, text: str) -> LLMatcher:
-        """Raises ValueError: why it cannot be."""
+        """Raises ValueError, with the reason why it cannot be compiled."""
         if kind == "json_schema":
             grammar = LLMatcher.grammar_from_json_schema(text, defaults=SPACES)
         else:
@@ -70,15 +70,17 @@ class Compiler:
             grammar = make(text)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=AMBIGUOUS if kind == "grammar" else LIMITS)
         check(matcher)
-        matcher.compute_bitmask()  # much of the work comes with the first
+        matcher.compute_bitmask()  # the first token causes much of the work
         check(matcher)
         return matcher
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raises ValueError: why the matcher goes no further."""
+    """Raises ValueError, with the reason why the matcher stopped."""
     if matcher.is_error():
-        why = " ".join(re.sub(r"\n<.*", "", matcher.get_error(), flags=re.DOTALL).split())  # the state is no news
+        why = " ".join(
+            re.sub(r"\n<.*", "", matcher.get_error(), flags=re.DOTALL).split()
+        )  # the state adds nothing to the reason
         raise ValueError(f"{why:.300}" if why != "NoExtensionBias" else "no text matches it")
 
 
@@ -86,7 +88,7 @@ _compiler: Compiler | None = None
 
 
 def answer(request: bytes) -> bytes:
-    """The first request is a vocabulary, every other [kind, text]; the reply is why that cannot be, or nothing."""
+    """The first request is a vocabulary, every other [kind, text]; the reply is the error, or nothing."""
     global _compiler
     asked = json.loads(request)
     if _compiler is None:
@@ -98,7 +100,7 @@ def answer(request: bytes) -> bytes:
         _compiler.matcher(*asked)
     except MemoryError:
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         return f"{error}"[:500].encode() or b"?"
     return b""
 

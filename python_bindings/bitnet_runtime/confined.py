@@ -1,8 +1,8 @@
 """The process that `worker.Worker` starts: it confines itself, then answers one request after the other.
 
 Run as a script with a program and the folders of its libraries. Requests come and replies go over the
-socket that is its standard input. It imports the standard library alone, and little of that: it is
-started within a user's call.
+socket that is its standard input. It imports only the standard library, and little of that, because
+it is started within a user's call.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Memory:
     def __init__(self) -> None:
         try:
             self._file = os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:  # no Linux: time alone is limited
+        except OSError:  # not Linux: only time is limited
             self._file = -1
 
     def used(self) -> int:

@@ -1,7 +1,7 @@
 """Whether a tokenizer.json may cost more time or memory than a text justifies.
 
-Most of what it can say is bounded by looking at it and runs in this process. An expression is not
-(Oniguruma, which `tokenizers` uses, backtracks), nor is what is not known: that runs in a worker.
+Most definitions are proved cheap by inspection and run in this process. Regular expressions are not
+(Oniguruma, which `tokenizers` uses, backtracks), nor are unknown steps: those run in a worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LINEAR = frozenset(
         r"[^\r\n\p{L}\p{N}_]?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*[\r\n]+[ \t]*|\s+",  # bitnet train
     }
 )  # fmt: skip
-"""Expressions of published tokenizers, each tested to take time in proportion to any text."""
+"""Expressions of published tokenizers, each tested to take linear time on any text."""
 
 
 class _CostlyError(Exception):
@@ -146,7 +146,7 @@ def _cheap(step: Mapping[str, Any], known: Mapping[str, _Fields]) -> bool:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """How many times longer, in bytes, a step of the file's making may make a text of one byte or more."""
+    """By what factor, in bytes, a step in the file may lengthen a text of one byte or more."""
     match step["type"]:
         case "Prepend":
             return 1 + len(step["prepend"].encode())

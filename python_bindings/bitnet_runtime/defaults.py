@@ -19,7 +19,7 @@ from bitnet_runtime import formats
 from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, nearest, shown
 from bitnet_runtime.formats import Schema
 
-SMALLEST = 1e-30  # of what must be more than 0: the engine's floats end at 1e-38
+SMALLEST = 1e-30  # least value of what must be above 0: the engine's floats end at 1e-38
 
 
 def _option(
@@ -61,23 +61,23 @@ class Sampling:
     presence_penalty: float = _option(0.0, "subtracted once from tokens already seen", low=-100, high=100)
     frequency_penalty: float = _option(0.0, "subtracted per occurrence", low=-100, high=100)
     seed: int | None = _option(
-        None, "of the noise that chooses tokens; none or -1: random, and reported", low=-1, high=2**64 - 1,
+        None, "seed of the noise that chooses tokens; none or -1: random, and reported", low=-1, high=2**64 - 1,
         flags=("-s", "--seed"), aliases=("rng_seed",),
     )  # fmt: skip
     stop: tuple[str, ...] = _option(
         (), "text that ends the answer and is not part of it", aliases=("stop_strings", "until")
     )
     stop_token_ids: tuple[int, ...] = _option((), "token that ends the answer, as the model's end tokens do")
-    min_tokens: int = _option(0, "least tokens of an answer: before, no token ends it", low=0, high=2**31 - 1)
-    ignore_eos: bool = _option(False, "the model's end tokens end nothing")
+    min_tokens: int = _option(0, "least tokens of an answer: until then no token ends it", low=0, high=2**31 - 1)
+    ignore_eos: bool = _option(False, "go on after the model's end tokens")
     draft: int | None = _option(
-        None, "guess up to so many tokens, from repetitions in the text, then by the model's draft: same result, "
-        "faster where they are right; none: as many as are quicker", low=0, high=64,
+        None, "guess up to this many tokens, from repetitions in the text, then by the model's draft: same result, "
+        "faster if they are right; none: as many as save time", low=0, high=64,
     )  # fmt: skip
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
-    json_schema: Schema | None = _option(None, "JSON schema that the answer keeps to")  # noqa: RUF009  a text by then
+    json_schema: Schema | None = _option(None, "JSON schema that the answer follows")  # noqa: RUF009  a text by then
     regex: str | None = _option(None, "regular expression that the whole answer matches")
-    grammar: str | None = _option(None, "grammar in Lark's notation that the answer keeps to")
+    grammar: str | None = _option(None, "grammar in Lark's notation that the answer follows")
 
     def __post_init__(self) -> None:
         for name in FIELDS:
@@ -85,7 +85,7 @@ class Sampling:
 
 
 class TokenOptions(TypedDict, total=False):
-    """How one token is chosen: the options of `Session.sample`."""
+    """The options for choosing one token: those of `Session.sample`."""
 
     temperature: float
     top_k: int
@@ -216,7 +216,7 @@ def resolve(explicit: Mapping[str, Any], given: Sampling | None = None, model: S
             other = next(each for each in explicit if ALIASES.get(each, each) == name)
             raise InvalidParameterError(f"parameter {name!r} is given twice, as {other!r} and as {word!r}", name)
         values[name] = _checked(name, value)
-    base, options = given or model, object.__new__(Sampling)  # of which all else was checked
+    base, options = given or model, object.__new__(Sampling)  # everything else about it was checked
     vars(options).update(vars(base) | values)
     return options
 
@@ -231,7 +231,7 @@ def model_defaults(generation: Mapping[str, Any]) -> Sampling:
 
 
 def help_of(name: str) -> str:
-    """What an option is and its default, in a line."""
+    """The help of an option and its default, in one line."""
     field = FIELDS[name]
     default = "none" if field.default is None or field.default == () else field.default
     return f"{field.metadata['help']} (default: {default})"

@@ -1,4 +1,4 @@
-"""A tokenizer.json as an object: what is wrong with it, its special tokens, the reach of a token."""
+"""A tokenizer.json as an object: its faults, its special tokens, how many characters a token stands for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from bitnet_runtime.errors import TokenizerError
 
-MARK = "\ufdd0"  # a code point that is never a character; no token may hold it
+MARK = "\ufdd0"  # a code point that is never a character; no token may contain it
 LONGEST, LONGEST_ADDED = 4096, 128  # characters of a token, of an added one
 STEPS = 16  # of a normalizer and the like
 
@@ -28,7 +28,7 @@ def parse(definition: bytes) -> dict[str, Any]:
 
 
 def _check_merges(model: Any) -> None:
-    """The library cuts the prefix off whatever is there, and where that is within a character ends the process."""
+    """Raises TokenizerError: the library would cut a prefix off within a character, and abort the process."""
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
     merges = model.get("merges") if prefix else None
     if not isinstance(prefix, str) or not isinstance(merges, list):
@@ -80,7 +80,7 @@ def check_tokens(ids: Mapping[str, int], added: list[dict[str, Any]], around: Se
                 f"{longest!r:.40}"
             )
     if any(MARK in token["content"] for token in added):
-        raise TokenizerError("the tokenizer of the file has a token with U+FDD0, which is no character")
+        raise TokenizerError("the tokenizer of the file has a token with U+FDD0, which is not a character")
 
 
 def out_of_reach(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -127,7 +127,7 @@ def _within_reach(model: Mapping[str, Any], special: set[str]) -> set[str]:
 
 
 def model_texts(model: Mapping[str, Any]) -> set[str]:
-    """The tokens of a model, without added ones."""
+    """The tokens of the tokenizer's model, without added ones."""
     vocab = model["vocab"]
     return {piece for piece, _ in vocab} if isinstance(vocab, list) else set(vocab)
 

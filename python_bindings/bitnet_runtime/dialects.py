@@ -1,7 +1,7 @@
-"""How a model writes that it calls a tool: as its chat template says, or as we tell it to.
+"""The notation in which a model calls tools: that of its chat template, or the one we describe to it.
 
-Three ways are known, which published ternary models share with most others. A template that has another, or that
-knows no tools, is given conversations without any: what they say of tools becomes plain text, in the first way.
+Three notations are known, which published ternary models share with most others. For a template that has another, or
+knows no tools, everything about tools in a conversation becomes plain text, in the first notation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dialect:
     # ---- conversations ----
 
     def messages(self, messages: Sequence[Message], tools: Tools | None, history: bool) -> list[Message]:
-        """As the template expects them. history: it knows of calls in messages."""
+        """The messages as the template expects them. history: it knows calls in messages."""
         found = [_plain_result(message) for message in messages]
         if not self.told and (tools is not None or not history):
             return _told(found, tools)
@@ -59,7 +59,7 @@ class Dialect:
             return [{**message, "tool_calls": [call["function"] for call in calls]}]
         if self.opens:
             return [{**message, "tool_calls": calls}]
-        return [{**message, "tool_calls": [call]} for call in calls]  # one a message is all that it can say
+        return [{**message, "tool_calls": [call]} for call in calls]  # the template can express only one call a message
 
     # ---- what an answer may be ----
 
@@ -97,7 +97,7 @@ class Dialect:
 
 
 def dialect(template: str) -> Dialect:
-    """That of a chat template."""
+    """The notation of a chat template."""
     if re.search(r"\btools\b", template):
         if found := _TAGS.search(template):
             return Dialect(OPEN, CLOSE, "arguments", listed=bool(found[1]))
@@ -120,7 +120,7 @@ def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
 
 
 def _spaced(schema: Any, lenient: bool = False) -> Any:
-    """A schema for JSON of one form. lenient: what the library does not know of it is passed over."""
+    """A schema for JSON with fixed white space. lenient: ignore what the library does not know."""
     if not isinstance(schema, Mapping):
         return schema
     return {**schema, "x-guidance": SPACES | ({"lenient": True} if lenient else {})}
@@ -134,7 +134,7 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
 
 
 def _calls(message: Message) -> list[Mapping[str, Any]]:
-    """Those of a message, each with a function that has a name. Raises InvalidParameterError."""
+    """The tool calls of a message, each with a function that has a name. Raises InvalidParameterError."""
     calls = message["tool_calls"]
     for call in calls if isinstance(calls, (list, tuple)) else [calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -147,7 +147,7 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are an object, where they are the JSON of one."""
+    """A call with its arguments as an object, if they are the JSON of one."""
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -200,7 +200,7 @@ def _written(function: Mapping[str, Any]) -> str:
 
 
 def _explained(tools: Tools) -> str:
-    """What a model is told of tools where its template does not."""
+    """The description of tools for a model whose template has none."""
     each = "\n".join(json.dumps(function.entry(), ensure_ascii=False) for function in tools.functions)
     return (
         f"# Tools\n\nThese functions can be called:\n<tools>\n{each}\n</tools>\n\nA call is written like this, one for "

@@ -1,4 +1,4 @@
-"""Texts to vectors: which are computed together."""
+"""Texts to vectors, several computed together."""
 
 from __future__ import annotations
 

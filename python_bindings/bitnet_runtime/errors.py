@@ -1,4 +1,4 @@
-"""Everything this package raises, and the one place where a C status becomes an exception.
+"""The exceptions of this package, and the one place where a C status becomes an exception.
 
 A message says what was found, what was expected and what to do. Each class also derives from
 the builtin that fits, so `except ValueError` or `except OSError` work as a reader expects.
@@ -39,7 +39,7 @@ class ModelFormatError(BitnetError, ValueError):
 
 
 class UnsupportedModelError(ModelFormatError):
-    """A valid file whose model this engine cannot run, or a call that its model has no answer to: it has no head
+    """A valid file whose model this engine cannot run, or a call that the model does not support: it has no head
     and so no logits, no table of tokens, or a mask without a next token."""
 
 
@@ -82,7 +82,7 @@ def _remade(kind: type[BitnetError], args: tuple[Any, ...]) -> BitnetError:
 
 
 class CacheFullError(BitnetError, RuntimeError):
-    """No room for more tokens in the `cache_bytes` of the model. The session is as before: go on when others ended."""
+    """No room for more tokens in the `cache_bytes` of the model. The session is unchanged; retry when others ended."""
 
 
 class InvalidParameterError(BitnetError, ValueError):
@@ -94,7 +94,7 @@ class InvalidParameterError(BitnetError, ValueError):
 
 
 class GrammarError(InvalidParameterError):
-    """A JSON schema, regular expression or grammar that is wrong, or asks for more work than one may."""
+    """A JSON schema, regular expression or grammar that is wrong or too costly."""
 
 
 class TokenizerError(BitnetError, ValueError):
@@ -102,11 +102,11 @@ class TokenizerError(BitnetError, ValueError):
 
 
 class ToolCallError(BitnetError, ValueError):
-    """A model asked for a tool in words that are none."""
+    """A model's tool call has arguments that are not a JSON object."""
 
 
 class TemplateError(BitnetError, ValueError):
-    """The chat template is missing, wrong, or asks for more work than a template may."""
+    """The chat template is missing, wrong or too costly."""
 
 
 class ImageError(BitnetError, ValueError):
@@ -126,7 +126,7 @@ class StateError(BitnetError, RuntimeError):
 
 
 class CancelledError(BitnetError, RuntimeError):
-    """`Session.cancel()` was called. So does every call on the session end until `rewind` or `reset`."""
+    """`Session.cancel()` was called. Every call on the session raises this until `rewind` or `reset`."""
 
 
 class NumericError(BitnetError, RuntimeError):
@@ -210,7 +210,7 @@ def to_install(package: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Of names the one that was likely meant. min_x is no slip of max_x: who asks for one does not want the other."""
+    """The name that was probably meant. min_x is not a typo of max_x: whoever asks for one does not want the other."""
     other = {"min": "max", "max": "min"}.get(word[:3], "\0")
     near = difflib.get_close_matches(word, [name for name in known if not name.startswith(other)], 1)
     return near[0] if near else None

@@ -1,4 +1,4 @@
-"""What the file of an open model carries beside the weights: defaults, tokenizer, template."""
+"""What the file of an open model holds besides the weights: defaults, tokenizer, template."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelFacts(ModelShape):
     def _describe(
         self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str, adapters: Mapping[str, Path]
     ) -> None:
-        """Read all that does not change."""
+        """Read everything that does not change."""
         super()._describe(path, handle, n_ctx, kv_type, adapters)
         self._present = {kind: bool(self._section(kind)) for kind in SECTIONS}
         self._metadata = self._json_section(lib.BN_SECTION_METADATA)
@@ -43,12 +43,12 @@ class ModelFacts(ModelShape):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The METADATA section: the model's config, defaults of generation, where it comes from."""
+        """The METADATA section: the model's config, generation defaults, provenance."""
         return self._metadata
 
     @property
     def defaults(self) -> Sampling:
-        """Sampling options of calls that do not give them: the file's, over those of the table."""
+        """The default sampling options: those of the file, over those of the table."""
         return self._defaults
 
     @property
@@ -73,12 +73,12 @@ class ModelFacts(ModelShape):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether it takes text, and not only token ids."""
+        """Whether the model takes text, not only token ids."""
         return self._present[lib.BN_SECTION_TOKENIZER]
 
     @property
     def has_template(self) -> bool:
-        """Whether it takes conversations."""
+        """Whether the model takes conversations."""
         return self._present[lib.BN_SECTION_TEMPLATE]
 
     # ---- for the rest of the package ----
@@ -116,12 +116,12 @@ class ModelFacts(ModelShape):
     def _tokenizer(self) -> Tokenizer:
         definition = self._section(lib.BN_SECTION_TOKENIZER)
         if not definition:
-            raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids in place of text")
+            raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids instead of text")
         image_token = self.image.image_token if self.image else -1  # never made of what somebody wrote
         return Tokenizer(definition, self.vocab_size, self.bos_token, special=image_token)
 
     def guide(self, options: Sampling) -> Guide | None:
-        """What holds an answer to the format that the options ask for, if they do."""
+        """The guide that constrains an answer to the format of the options, if they ask for one."""
         asked = held_to(options)
         return self._grammars.guide(*asked) if asked else None
 
@@ -148,7 +148,7 @@ class ModelFacts(ModelShape):
         source = self._section(lib.BN_SECTION_TEMPLATE)
         if not source:
             raise TemplateError(
-                f"{self.path.name} has no chat template: it continues a prompt, and answers no messages"
+                f"{self.path.name} has no chat template: it continues a prompt, but cannot answer messages"
             )
         from bitnet_runtime.chat import ChatTemplate
 

@@ -1,6 +1,6 @@
-"""What an answer may be held to, in the forms in which it is asked for: a JSON schema, a regular expression, a grammar.
+"""Formats of answers as they are requested: a JSON schema, a regular expression, a grammar.
 
-`guide.py` does the holding.
+`guide.py` enforces them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop that makes text: sample a token, turn it into text, append it, again."""
+"""The loop that generates text: sample a token, turn it into text, append it, repeat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.guide import Guide
 
 
-AT_ONCE = 8  # tokens of a step that the engine guesses for, at most
+AT_ONCE = 8  # most tokens that the engine guesses in a step
 MOMENT = 0.5e-3
 """Seconds for which the engine goes on unasked: with a small model to ask takes as long as a token. In a session of
 somebody else it does not, as that holds what was asked for and no more."""
@@ -63,7 +63,7 @@ class Stream(Reading):
         if receipt:
             model.digest  # noqa: B018  hashes the file, while nobody waits for a token
         self._options, self._receipt = options, receipt
-        self._digests: list[int | None] = []  # of the states that tokens were chosen from, if there is to be a receipt
+        self._digests: list[int | None] = []  # of the states that tokens were chosen from, for a receipt
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._end_tokens = ends_of(options, model.end_tokens, model.vocab_size)
         self._sampler = Sampler(options, model.vocab_size)
@@ -98,7 +98,7 @@ class Stream(Reading):
 
     @property
     def result(self) -> Result | None:
-        """What was generated, once the stream ended or was closed; None before."""
+        """The result, once the stream has ended or was closed; None before."""
         if not self._ended:
             return None
         n, made = len(self._prompt), len(self._tokens)
@@ -114,7 +114,7 @@ class Stream(Reading):
         return Result(text, tokens, self._finish, usage, timings, self._seed, receipt, calls)
 
     def _make_receipt(self) -> Receipt:
-        chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more, behind a stop text
+        chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more after a stop text
         return Receipt(
             self._model.digest, self._adapter, self._kv_type, self._n_ctx, list(self._prompt), list(self._tokens),
             self.ended_by, self._finish, self._seed, sampling_of(self._options),
@@ -132,7 +132,7 @@ class Stream(Reading):
             self.take(entry)
         return self.pop()
 
-    # ---- for who computes the tokens of several streams together ----
+    # ---- for computing several streams together ----
 
     @property
     def done(self) -> bool:
@@ -141,7 +141,7 @@ class Stream(Reading):
 
     @property
     def ready(self) -> bool:
-        """Whether the next token of the answer is there."""
+        """Whether the next token of the answer has been chosen."""
         return bool(self._drawn) and not self._unread
 
     @property
@@ -150,7 +150,7 @@ class Stream(Reading):
         return self._unread
 
     def shares_session(self, other: Stream) -> bool:
-        """Whether both have one session, and so cannot be computed together."""
+        """Whether both use the same session, and so cannot be computed together."""
         return self._session is other._session
 
     @property
@@ -210,7 +210,7 @@ class Stream(Reading):
         return self._entry
 
     def take(self, entry: Entry) -> None:
-        """What came of it. Raises its error."""
+        """Take the outcome of a pass. Raises its error."""
         if entry.error:
             raise entry.error
         n = len(entry.tokens)
@@ -225,7 +225,7 @@ class Stream(Reading):
             self._choose(entry.chosen)
 
     def pop(self) -> Piece:
-        """The next token of the answer, which is there."""
+        """The next token of the answer, which has been chosen."""
         begin = time.perf_counter()
         piece = self._accept(self._drawn.popleft())
         self._seconds += time.perf_counter() - begin
@@ -248,7 +248,7 @@ class Stream(Reading):
             self._force()
 
     def _force(self) -> None:
-        """Choose what a grammar leaves no choice about."""
+        """Choose the tokens that the grammar forces."""
         if self._guide and (forced := self._guide.forced()):
             self._drawn.extend(forced)
             self._digests.extend([None] * len(forced))
@@ -279,7 +279,7 @@ class Stream(Reading):
 
 
 def finish(stream: Stream) -> Result:
-    """The result of a stream, all of it."""
+    """Read a stream to its end, and return the result."""
     with stream:
         for _ in stream:
             pass

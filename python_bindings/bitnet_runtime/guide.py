@@ -26,7 +26,7 @@ SECONDS = 2.0  # of CPU time to compile a grammar
 MEMORY = 96 << 20  # bytes for that
 KEPT = 32  # grammars
 KEPT_BYTES = 256 << 10  # of their texts; compiled each byte may take 350
-# The library's words that speak of an option that nobody has here.
+# A message of the library that mentions an option users do not have here.
 OVERLAP = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
@@ -38,7 +38,7 @@ class Grammars:
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         tokens = tokenizer.all_bytes
         if tokens is None:
-            raise TokenizerError("the tokens of this model are no bytes, so no answer can be held to a format")
+            raise TokenizerError("the tokens of this model are not bytes, so answers cannot be constrained to a format")
         special = tokenizer.special_ids()
         # Not a method: the library would hold this object, and Python's collector does not look into it.
         encode = functools.partial(_encode, tokenizer, tokens)
@@ -50,7 +50,7 @@ class Grammars:
         self.words = (len(tokens) + 31) // 32  # of a row, as bn_sampler has it
 
     def guide(self, kind: str, text: str) -> Guide:
-        """For a new answer. Raises GrammarError."""
+        """A guide for a new answer. Raises GrammarError."""
         matcher = self._kept.pop((kind, text), None) or self._compile(kind, text)
         self._kept[kind, text] = matcher  # the latest
         while len(self._kept) > KEPT or sum(len(text) for _, text in list(self._kept)) > KEPT_BYTES:
@@ -70,7 +70,7 @@ class Grammars:
 
 
 def _encode(tokenizer: Tokenizer, tokens: Sequence[bytes], text: str) -> list[int]:
-    """The tokens of a text within another; none when they do not spell it, as where a tokenizer adds a space."""
+    """The tokens of a text inside another; none if they do not spell it, as when a tokenizer adds a space."""
     line = "\n"  # stands before a text that does not begin one
     for before in ("", line):
         skip = len(tokenizer.encode(before, add_bos=False))
@@ -91,7 +91,7 @@ def _compiler(*arguments: Any) -> Compiler:
 
 
 class Guide:
-    """How far one answer is along its grammar."""
+    """The position of one answer in its grammar."""
 
     def __init__(self, matcher: Any, grammars: Grammars, kind: str) -> None:
         self._matcher, self._grammars, self._kind = matcher, grammars, kind
@@ -136,7 +136,7 @@ class Guide:
         self._check()
 
     def forced(self) -> list[int]:
-        """Tokens that have to come next, as the tokenizer would write them; they are taken."""
+        """Take the tokens that have to come next, as the tokenizer would write them."""
         tokens: list[int] = [] if self.complete else self._matcher.compute_ff_tokens()
         if not tokens or self._matcher.validate_tokens(tokens) < len(tokens):
             return []

@@ -50,7 +50,7 @@ class Closing(ABC):
 
 
 class Unique:
-    """What stands for something in this process, so that a copy would not be another one of it."""
+    """Something that exists only in this process, so it cannot be pickled or copied."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Token ids, in whatever form a caller has them."""
+"""Token ids in any form that a caller may have."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def embedding_rows(value: object, dim: int, rows: int | None = None) -> NDArray[
 
 
 def is_several(value: object, param: str) -> bool:
-    """Whether it is a list of prompts, not one. Raises InvalidParameterError: it is neither."""
+    """Whether this is a list of prompts, not one. Raises InvalidParameterError: it is neither."""
     if isinstance(value, str):
         return False
     if not _is_sequence(value):
@@ -91,7 +91,7 @@ def is_several(value: object, param: str) -> bool:
 
 
 def refuse_several(value: object, param: str, advice: str) -> None:
-    """Raises InvalidParameterError: several prompts, where one is taken."""
+    """Raises InvalidParameterError: there are several prompts, expected one."""
     if _is_sequence(value) and is_several(value, param):
         first = value[0]  # type: ignore[index]  # it is a sequence
         if isinstance(first, str) or _is_sequence(first):

@@ -1,4 +1,4 @@
-"""Pictures from files, bytes and Pillow's images, as arrays. What strangers wrote is decoded within limits."""
+"""Pictures from files, bytes and Pillow's images, as arrays. Untrusted data is decoded within limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image as PillowImage
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is decoded. The decoders of others, such as of EPS, start programs."""
+"""The formats that are decoded. Decoders of others, such as EPS, start programs."""
 
 MOST_PIXELS = 50_331_648  # 8192 × 6144: of a picture, unless a caller says otherwise
 MOST_SIDE = 1 << 16  # pixels; resizing takes memory for each
@@ -31,7 +31,7 @@ ORIENTATION = 0x112  # of EXIF
 
 
 class Decoded:
-    """A picture, decoded and upright; of several frames the first. Raises ImageError."""
+    """A picture, decoded and upright; the first of several frames. Raises ImageError."""
 
     def __init__(self, source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixels: int) -> None:
         pillow, operations = _libraries()
@@ -62,7 +62,7 @@ class Decoded:
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Whatever a decoder raises becomes an ImageError that says of which picture."""
+        """Turn any exception of a decoder into an ImageError that names the picture."""
         try:
             with _quiet:
                 yield
@@ -73,7 +73,7 @@ class Decoded:
 
 
 def _why(error: Exception) -> str:
-    """What an exception of Pillow means to whoever gave the picture."""
+    """What an exception of Pillow means to the caller."""
     said, kind = str(error), type(error).__name__
     if kind == "UnidentifiedImageError":
         return f"it is damaged or cut short, or another kind of file; expected one of {', '.join(FORMATS)}"
@@ -90,7 +90,7 @@ def _is_turned(image: Any) -> bool:
 
 
 def check_size(width: int, height: int, most_pixels: int) -> None:
-    """Raises ImageError: nothing there, or more than is decoded or resized."""
+    """Raises ImageError: the picture is empty, or too large to be decoded or resized."""
     if width < 1 or height < 1:
         raise ImageError(f"{width} × {height} pixels, expected at least 1 × 1")
     if width * height > most_pixels or max(width, height) > MOST_SIDE:
@@ -101,7 +101,7 @@ def check_size(width: int, height: int, most_pixels: int) -> None:
 
 
 def is_pillow_image(value: object) -> bool:
-    """Whether it is an image of Pillow, which is not imported for that."""
+    """Whether this is an image of Pillow, which is not imported for the check."""
     return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)
 
 
@@ -126,7 +126,7 @@ _SILENT = logging.NullHandler()
 
 
 def _name(source: object) -> str:
-    """How messages call it."""
+    """The name of the picture in messages."""
     if isinstance(source, bytes):
         return f"a picture of {len(source):,} bytes"
     if isinstance(source, (str, os.PathLike)):
@@ -136,7 +136,7 @@ def _name(source: object) -> str:
 
 
 def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
-    """The bytes, open, and known to be a picture by the first of them."""
+    """The bytes as an open file that begins like a picture."""
     if isinstance(source, str) and is_data(source):
         source = _data(source)
     elif isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
@@ -207,7 +207,7 @@ def _pixels(image: Any) -> NDArray[Any]:
 
 
 class _Quiet:
-    """No warning comes out while somebody decodes: an error says what matters. Safe for several threads."""
+    """Silence warnings while decoding, as errors say what matters. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0

@@ -1,4 +1,4 @@
-"""How an open model sees."""
+"""Facts on how an open model sees images."""
 
 from __future__ import annotations
 

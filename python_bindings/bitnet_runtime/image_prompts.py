@@ -67,12 +67,12 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
 
 
 def is_known(part: object) -> bool:
-    """Whether a part of a message is a text or an image; what others are a template knows, if anybody."""
+    """Whether a part of a message is a text or an image; other kinds are left to the template."""
     return isinstance(part, Mapping) and part.get("type") in (*_IMAGES, *_TEXTS, "text")
 
 
 def _parts(message: object) -> Sequence[Any] | None:
-    """None: its content is no list of parts."""
+    """The parts of a message; None: its content is not a list of parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
         return None
@@ -82,7 +82,7 @@ def _parts(message: object) -> Sequence[Any] | None:
 
 
 def _check(part: object) -> None:
-    """What a template makes of other types is its affair."""
+    """Check the parts of known types; others are left to the template."""
     if isinstance(part, Mapping) and "type" in part:
         kind = part["type"]
         is_text = kind == "text" or (isinstance(kind, str) and kind in _TEXTS)
@@ -101,7 +101,7 @@ def _plain(part: Any) -> Any:
 
 
 def _image(part: Mapping[str, Any]) -> Image:
-    """What a part names: {"type": "image", "image": …} or as the API of OpenAI has it, with a data: URL."""
+    """The picture in a part: {"type": "image", "image": …}, or in OpenAI's form with a data: URL."""
     given = [part[name] for name in _NAMES if part.get(name) is not None]
     value = given[0] if len(given) == 1 else None
     if isinstance(value, Mapping):  # {"type": "image_url", "image_url": {"url": "…"}}

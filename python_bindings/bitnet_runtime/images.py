@@ -1,4 +1,4 @@
-"""Pictures, in whatever form a caller has them, as the numbers that a model takes.
+"""Pictures in any form that a caller may have, as the numbers that a model takes.
 
     processor = Processor(224)
     processor.floats("cat.png")  # float32 (3, 224, 224), from 0 to 1
@@ -60,7 +60,7 @@ class Processor:
                 raise ImageError(f"{field} is {shown(getattr(self, field))}, expected one of {', '.join(words)}")
 
     def floats(self, image: Image) -> NDArray[np.float32]:
-        """float32 (channels, size, size), from 0 to 1: what a model takes."""
+        """float32 (channels, size, size), from 0 to 1, as a model takes it."""
         import numpy as np
 
         made = self._made(image)
@@ -81,7 +81,7 @@ class Processor:
         return self._several(several, 0, len(several))
 
     def batches(self, images: Image | Sequence[Image], most: int) -> Iterator[NDArray[np.float32]]:
-        """`batch` in pieces, of `most` pictures but for the last: each is made when it is asked for."""
+        """`batch` in pieces of at most `most` pictures, each made when it is asked for."""
         if is_one(images):
             yield self.batch(images)
             return

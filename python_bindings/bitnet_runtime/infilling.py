@@ -1,4 +1,4 @@
-"""Prompts of a text with a gap, for models that learned to fill one in.
+"""Prompts with a gap in the text, for models trained to fill it in.
 
 Such a model has three tokens: one before what is before the gap, one before what is behind it, and one after which
 it writes what belongs into it, to an end token.
@@ -22,7 +22,7 @@ NAMES = (
 
 
 class Gap(NamedTuple):
-    """The tokens with which a model is asked."""
+    """The tokens that mark the parts of such a prompt."""
 
     prefix: int
     suffix: int
@@ -30,7 +30,7 @@ class Gap(NamedTuple):
 
 
 def gap_of(tokenizer: Tokenizer) -> Gap | None:
-    """Those that a tokenizer has, if it has all three."""
+    """The tokens of a tokenizer, if it has all three."""
     for names in NAMES:
         prefix, suffix, middle = map(tokenizer.added, names)
         if prefix is not None and suffix is not None and middle is not None:

@@ -1,4 +1,4 @@
-"""Where the `tokenizers` library runs a definition: in this process, or where it may be costly, in a worker."""
+"""Runs a definition with the `tokenizers` library: in this process, or in a worker if it may be costly."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Apart:
 
 @contextmanager
 def _border() -> Iterator[None]:
-    """Turn what `tokenizers` raises into TokenizerError. Its panics are no `Exception`s."""
+    """Turn what `tokenizers` raises into TokenizerError. Its panics are not `Exception`s."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -1,4 +1,4 @@
-"""This machine: what the engine can use of it, and the limits it is held against."""
+"""This machine: what the engine can use, and the limits its speed is compared with."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
     """
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Not to be called: `Model.load` opens a model."""
+        """Do not call this: `Model.load` opens a model."""
         raise TypeError("Model.load(path) opens a model")
 
     @classmethod
@@ -66,15 +66,15 @@ class Model(ModelAsync, ModelSessions, ModelChat):
 
         n_ctx: context of new sessions, in tokens; None: the model's maximum.
         threads: None: physical cores, within what affinity and cgroup allow.
-        isa: a tier name such as "avx2" or "scalar"; None: the best, or environment BITNET_ISA.
+        isa: a tier name such as "avx2" or "scalar"; None: the best, or that in the environment variable BITNET_ISA.
         kv_type: numbers in the cache: "f16"; "int8", half as large; "k4v8", keys in 4 bits; "f32", for comparisons.
-            What images are looked at with is kept nowhere: int8 with "int8" and "k4v8", which is faster, else f32.
+            Attention among image patches needs no cache: int8 with "int8" and "k4v8", which is faster, else f32.
         verify: check every byte of the weights.
-        mmap: False reads the file into memory, so that it may change or go away afterwards.
-        cache_bytes: most that the caches of all sessions take together; None: no limit. A call that would need
+        mmap: False reads the file into memory, so that it may be changed or deleted afterwards.
+        cache_bytes: most bytes of the caches of all sessions together; None: no limit. A call that would need
             more raises CacheFullError and does nothing; see `Session.fork` for what texts can share.
-        adapters: files of adapters of this model, of which a text can have one: a list, named as the files are, or a
-            dictionary of names.
+        adapters: files of adapters of this model: a list, named by their files, or a dictionary of names. A text can
+            have one of them.
 
         A session that does not fit in memory is refused, never made smaller; see `session`.
 
@@ -147,19 +147,18 @@ class Model(ModelAsync, ModelSessions, ModelChat):
     ) -> Result | list[Result]:
         """Continue a prompt.
 
-        A list of prompts gives a list of results, 16 at a time computed together, or as many as `cache_bytes` has
-        room for: each is what its prompt gives alone. An empty list is an error, as it may be a prompt without
-        tokens as well.
+        A list of prompts gives a list of results. Up to 16 are computed together, or as many as `cache_bytes` has
+        room for. Each result is the one its prompt gives alone. An empty list is an error, because it could also be
+        a prompt without tokens.
 
-        images: pictures that the prompt is about, or none; of several prompts a list of them for each. They stand
-        before the text, or where token ids have the image token, and a line break ends the text: as PaliGemma
-        learned it.
-        session: with one, what it holds of the prompt's beginning is not computed again. Of a model whose
-        `mask` is "prefix" the prompt is the prefix, and computed each time.
-        adapter: the name of one that the model was loaded with; a session keeps its own.
-        receipt: the result has one, with which `verify_receipt` of any machine makes the answer again. The first
-        takes the time to hash the file of the model.
-        options: all of them at once, in place of the model's own.
+        images: pictures for the prompt, or None; for several prompts a list of pictures each. They come before the
+        text, or where token ids have the image token, and a line break ends the text, as PaliGemma was trained.
+        session: one to use; what it already holds of the prompt's beginning is not computed again. If the model's
+        `mask` is "prefix", the prompt is the prefix, and is computed each time.
+        adapter: the name of an adapter that the model was loaded with; a session keeps its own.
+        receipt: add one to the result, with which `verify_receipt` on any machine can repeat the answer. The first
+        one takes the time to hash the model file.
+        options: a whole set of options, in place of the model's own.
         """
         if not is_several(prompt, "prompt"):
             one = cast("Image | Sequence[Image] | None", images)
@@ -171,7 +170,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
             return finish(self.stream(given, images=one, **kept, **sampling))
         if session is not None:
-            raise InvalidParameterError("several prompts take no session", "session")
+            raise InvalidParameterError("a session takes one prompt, and several are given", "session")
         chosen = resolve(sampling, options, self.defaults)
         prompts, each = cast("Sequence[Prompt]", prompt), cast("Sequence[Sequence[Image] | None]", images)
         if images is None:
@@ -198,7 +197,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
-        """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
+        """`generate` as an iterator of pieces. Wrong options raise here, not on the first piece."""
         refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         return self._continue(prompt, images, session, adapter, receipt, chosen)

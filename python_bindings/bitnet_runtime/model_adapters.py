@@ -14,7 +14,7 @@ from bitnet_runtime.handles import Handle, Unique
 
 
 class ModelAdapters(Unique):
-    """What is open, and the adapters that came with it."""
+    """An open model and its adapters."""
 
     _path: Path
     _handle: Handle | None  # None when closed
@@ -22,7 +22,7 @@ class ModelAdapters(Unique):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of those that it was loaded with, of which a text can have one."""
+        """Names of the adapters that the model was loaded with; a text can have one."""
         return tuple(self._adapters)
 
     @property
@@ -31,7 +31,7 @@ class ModelAdapters(Unique):
         return self._path, *self._adapters.values()
 
     def adapter_number(self, name: str | None) -> int:
-        """Which of them, as the C library counts; 0 for None. Raises InvalidParameterError: there is no such."""
+        """The number of an adapter in the C library; 0 for None. Raises InvalidParameterError: no such adapter."""
         if name is None:
             return 0
         if not isinstance(name, str) or name not in self._adapters:
@@ -49,7 +49,7 @@ class ModelAdapters(Unique):
             return hashlib.sha256(file).hexdigest()
 
     def adapter_checksum(self, name: str) -> str:
-        """Of the header of the file of an adapter, as `bitnet inspect` shows it."""
+        """Checksum of the header of an adapter's file, as `bitnet inspect` shows it."""
         with self._file(name) as file:
             return header_checksum(file)
 
@@ -65,7 +65,7 @@ class ModelAdapters(Unique):
         yield ffi.buffer(data[0], size[0])
 
     def _go_on(self) -> None:
-        """Raises if it was closed."""
+        """Raises ClosedError if the model was closed."""
         self._open  # noqa: B018  raises
 
     @property
@@ -76,5 +76,5 @@ class ModelAdapters(Unique):
 
 
 def header_checksum(file: Any) -> str:
-    """Of the bytes of a packed file (FORMAT.md §1)."""
+    """The header checksum in the bytes of a packed file (FORMAT.md §1)."""
     return bytes(file[60:64])[::-1].hex()

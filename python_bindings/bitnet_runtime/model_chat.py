@@ -1,4 +1,4 @@
-"""The part of `Model` that answers conversations, and in them asks for tools."""
+"""The part of `Model` that answers conversations, with tool calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ModelChat(ModelText):
             return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
 
     def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
-        """The options of an answer that calls tools as it has to."""
+        """The options of an answer that follows the rules for calling tools."""
         if tools is None:
             return options
         if options.regex is not None or options.grammar is not None:
@@ -98,7 +98,7 @@ class ModelChat(ModelText):
         return held
 
     def _name_wrong_tool(self, tools: Tools) -> None:
-        """Raises GrammarError: the schema of a strict tool is wrong alone, as far as that is found soon."""
+        """Raises GrammarError: the schema of a strict tool is wrong by itself, if that is found quickly."""
         end = time.monotonic() + LOOKING
         for function in tools.callable():
             if function.strict and time.monotonic() < end:
@@ -109,7 +109,7 @@ class ModelChat(ModelText):
                     raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
 
     def call_reader(self, tools: Tools | None) -> CallReader | None:
-        """What takes calls of tools out of an answer."""
+        """The reader that extracts tool calls from an answer."""
         if tools is None:
             return None
         names = [function.name for function in tools.callable()]
@@ -132,7 +132,7 @@ class ModelChat(ModelText):
         options: Sampling,
         reader: CallReader | None = None,
     ) -> Stream:
-        """`Model.stream`, of options that are resolved."""
+        """`Model.stream` with resolved options."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
         if session is not None and adapter not in (None, session.adapter):

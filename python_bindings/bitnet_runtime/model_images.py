@@ -1,4 +1,4 @@
-"""The part of `Model` that looks at images."""
+"""The part of `Model` that encodes images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModelImages(ModelFacts):
 
     @once
     def processor(self) -> Processor:
-        """What makes pictures to the numbers that the model takes: `model.processor.floats("cat.png")`."""
+        """Turns pictures into the numbers that the model takes: `model.processor.floats("cat.png")`."""
         seen = self.require_images()
         said = (self.metadata.get("generation") or {}).get("pictures") or {}
         if not isinstance(said, dict) or not {*said} <= {"resize", "filter"}:
@@ -63,7 +63,7 @@ class ModelImages(ModelFacts):
     def _computed(
         self, images: Image | Sequence[Image], compute: Compute, shape: tuple[int, ...]
     ) -> NDArray[np.float32]:
-        """Of as many pictures at a time as one call takes: the pixels of a long list would fill the memory."""
+        """The vectors of pictures, encoded in groups: the pixels of a long list would fill the memory."""
         import numpy as np
 
         out = np.empty((1 if is_one(images) else len(images), *shape), np.float32)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ class ModelImages(ModelFacts):
 
 
 def cosines(images: NDArray[np.float32], texts: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(images, texts) of vectors of length 1. Each is one sum in one order, however many others there are."""
+    """Cosines (images, texts) of vectors of length 1. Each is one sum in one order, however many others there are."""
     import numpy as np
 
     out = np.empty((len(images), len(texts)), np.float32)
@@ -89,12 +89,12 @@ def cosines(images: NDArray[np.float32], texts: NDArray[np.float32]) -> NDArray[
 
 
 def scaled(cosines: NDArray[np.float32], seen: ImageInfo) -> NDArray[np.float32]:
-    """What the model learned to say of a cosine; the cosine itself, if it says nothing."""
+    """The learnt scale and bias applied to cosines; the cosines themselves, if the model has none."""
     return cosines * seen.similarity_scale + seen.similarity_bias if seen.similarity_scale else cosines
 
 
 def is_of_pairs(seen: ImageInfo) -> bool:
-    """Whether it learned to judge each pair by itself, for which alone a bias is good; else texts among others."""
+    """Whether the model judges each pair by itself, which only a bias is for; else it compares texts."""
     return seen.similarity_bias != 0
 
 

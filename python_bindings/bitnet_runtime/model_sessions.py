@@ -44,7 +44,7 @@ class ModelSessions(Closing, ModelFacts):
         return most > 0
 
     def free_memory(self) -> int:
-        """Bytes that new sessions can take now: each takes its `nbytes` once its context is full."""
+        """Bytes available to new sessions now: each takes its `nbytes` once its context is full."""
         return int(self._memory().available)
 
     def _memory(self) -> Any:

@@ -1,4 +1,4 @@
-"""The part of `Model` that makes token ids of texts, and of texts with images."""
+"""The part of `Model` that turns texts, and texts with images, into token ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTED = 100_000  # characters, whose tokens are made in a tenth of a second
 
 
 class Ready(NamedTuple):
-    """A prompt that can be computed."""
+    """A prompt ready to be computed."""
 
     tokens: list[int]  # -1 where a vector of an image stands
     pixels: NDArray[np.float32] | None = None  # of the images
@@ -62,7 +62,7 @@ class ModelText(ModelImages):
         return self._tokenizer.decode(token_ids(tokens, "tokens", self.vocab_size), skip_special=skip_special)
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token says, as bytes: a character may be parted among several. Of a special token its name."""
+        """A token's text as bytes, because a character may be split among tokens; for a special token its name."""
         (token,) = token_ids([token], "token", self.vocab_size)
         return self._tokenizer.token_bytes(token)
 
@@ -93,7 +93,7 @@ class ModelText(ModelImages):
     def counting_tools(
         self, messages: Sequence[Message], tools: Tools | None, prompt: Sequence[int], **asked: Any
     ) -> Iterator[None]:
-        """Where `prompt`, which `apply_template` made of all, is too long: how many of its tokens the tools take."""
+        """For an error about a `prompt` that is too long: how many of its tokens the tools take."""
         try:
             yield
         except ContextLengthError as error:
@@ -112,7 +112,7 @@ class ModelText(ModelImages):
         return self.infill_cut(before, behind, max_tokens)[0]
 
     def infill_cut(self, before: str, behind: str, max_tokens: int | None = None) -> tuple[list[int], bool]:
-        """What `infill_prompt` gives, and whether any of both texts was left out."""
+        """The result of `infill_prompt`, and whether part of either text was left out."""
         self.require_next_token()
         gap = self._gap if self.has_tokenizer else None
         if gap is None:
@@ -164,7 +164,7 @@ class ModelText(ModelImages):
         )  # fmt: skip
 
     def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Messages with parts as the template takes them."""
+        """Messages with their parts in the form that the template takes."""
         return without_images(messages, self._template.source) if isinstance(messages, (list, tuple)) else messages
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
@@ -206,7 +206,7 @@ class ModelText(ModelImages):
         return tokens
 
     def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
-        """Token ids of a text that is to fit the context."""
+        """Token ids of a text that has to fit the context."""
         self.require_embedding()
         if isinstance(text, str):
             self._check_length(text, n_ctx)
@@ -216,7 +216,7 @@ class ModelText(ModelImages):
         return tokens
 
     def text_tokens(self, text: Prompt, n_ctx: int) -> list[int]:
-        """The tokens of a text that is to become a vector: of a string as many as the model learned from."""
+        """The tokens of a text to embed: a string is padded to the length the model was trained on."""
         tokens = self._tokens(text, "text", n_ctx)
         if self._padding is None or not isinstance(text, str):
             return tokens
@@ -226,7 +226,7 @@ class ModelText(ModelImages):
 
     @once
     def _padding(self) -> tuple[int, int, bool] | None:
-        """How long a text is, which token fills it up, and whether it does so on the left; FORMAT.md §5."""
+        """Length of a padded text, the padding token, and whether it is on the left; FORMAT.md §5."""
         said = (self.metadata.get("generation") or {}).get("padding")
         if said is None:
             return None
@@ -241,7 +241,7 @@ class ModelText(ModelImages):
         return length, token, side == "left"
 
     def _check_length(self, text: str, n_ctx: int) -> None:
-        """Refuses a text that is much too long before its tokens are made: of a shorter one they can be counted."""
+        """Refuse a text that is much too long before tokenizing it; a shorter one can be tokenized and counted."""
         if len(text) > COUNTED and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
             raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
 

@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class once(Generic[Value]):  # noqa: N801  used like a function
-    """functools.cached_property without the lock it has in Python 3.11, which a fork can leave taken for good.
+    """functools.cached_property without the lock it has in Python 3.11, which a fork can leave locked forever.
 
     Threads that come first together compute it each, and keep one.
     """

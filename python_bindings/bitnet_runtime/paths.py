@@ -14,7 +14,7 @@ Adapters = Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
-    """Raises InvalidParameterError: it cannot be that of a file."""
+    """Raises InvalidParameterError: this cannot be the path of a file."""
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise InvalidParameterError(f"path is {shown(path)}, expected the name of a packed file", "path")
     if not os.fspath(path) or "\0" in os.fspath(path):
@@ -44,6 +44,6 @@ def files_of(adapters: Adapters) -> dict[str, Path]:
 
 
 def of_which(detail: str, model: Path, adapters: Sequence[Path]) -> tuple[str, Path]:
-    """What the C library says of a failure, and the file that it says it of."""
+    """The C library's reason for a failure, and the file it concerns."""
     match = re.match(r"adapter (\d+): ", detail)
     return (detail[match.end() :], adapters[int(match[1]) - 1]) if match else (detail, model)

@@ -33,7 +33,7 @@ def extend(session: Session, prompt: Sequence[int], rows: NDArray[np.float32] | 
 
 
 def _feed_mixed(session: Session, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-    """Tokens and vectors as they come, of a model whose tokens see what is before them."""
+    """Append tokens and vectors in order, for a causal model."""
     left = len(tokens)
     for are_rows, group in itertools.groupby(tokens, NO_TOKEN.__eq__):
         piece = list(group)

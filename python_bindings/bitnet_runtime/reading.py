@@ -1,4 +1,4 @@
-"""Who reads an answer while it is made, and how it ends, whatever it says."""
+"""Reading an answer while it is generated, from several threads, and ending it early."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Reading(Closing, Unique):
         raise StopIteration
 
     def _stop(self, error: CancelledError | ClosedError) -> None:
-        """The answer is done, or raises the error: not the stream was closed, but its session or model."""
+        """End the answer, or raise the error if not the stream but its session or model was closed."""
         if isinstance(error, ClosedError) and not self._ended:
             raise error
         self._done = True

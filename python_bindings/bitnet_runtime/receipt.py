@@ -71,7 +71,7 @@ class Receipt:
         return receipt
 
     def _check(self) -> None:
-        """Types; what the values mean is for the model to say."""
+        """Check types; the model checks the values."""
         right = {
             "model": isinstance(self.model, str),
             "adapter": isinstance(self.adapter, str | None),
@@ -101,7 +101,7 @@ class Receipt:
 
 
 def sampling_of(options: Sampling) -> dict[str, Any]:
-    """All but the seed, and drafts, which change nothing; as JSON has them."""
+    """All options but the seed, and drafts, which change nothing; as in JSON."""
     values = dataclasses.asdict(options) | {"stop": [*options.stop], "stop_token_ids": [*options.stop_token_ids]}
     if options.logit_bias is not None:
         values["logit_bias"] = {f"{token}": "-inf" if x == -math.inf else x for token, x in options.logit_bias.items()}

@@ -1,4 +1,4 @@
-"""What generating a text gives: pieces as they come, and the result."""
+"""The output of generation: pieces as they come, and the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Numbers of tokens. `prompt_tokens` counts those found in the session's cache too."""
+    """Numbers of tokens. `prompt_tokens` includes those found in the session's cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -40,7 +40,7 @@ class Timings(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What `generate` and `chat` return."""
+    """The result of `generate` and `chat`."""
 
     text: str
     tokens: list[int]  # as sampled, with those of a stop text, without the end token
@@ -52,6 +52,6 @@ class Result:
     tool_calls: list[ToolCall] = field(default_factory=list)  # what `text` leaves out of the tokens
 
     def message(self) -> dict[str, Any]:
-        """The answer as a message, with which a conversation goes on."""
+        """The answer as a message, to continue the conversation."""
         said = {"role": "assistant", "content": self.text}
         return said | ({"tool_calls": [call.message() for call in self.tool_calls]} if self.tool_calls else {})

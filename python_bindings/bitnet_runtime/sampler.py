@@ -19,7 +19,7 @@ class Sampler:
     """
 
     def __init__(self, options: Sampling, vocab_size: int, banned: Iterable[int] = ()) -> None:
-        """vocab_size: `Model.vocab_size`. banned: tokens that are not chosen."""
+        """vocab_size: `Model.vocab_size`. banned: tokens that are never chosen."""
         if not isinstance(options, Sampling):
             raise InvalidParameterError(
                 f"options is {shown(options)}, expected a Sampling, as in Sampling(temperature=0)", "options"
@@ -70,7 +70,7 @@ def ends_of(options: Sampling, own: frozenset[int], vocab_size: int) -> frozense
 
 
 def struct_of(sampler: object) -> Any:
-    """Of a Sampler, or InvalidParameterError."""
+    """The C struct of a Sampler. Raises InvalidParameterError: it is something else."""
     if not isinstance(sampler, Sampler):
         raise InvalidParameterError(
             f"sampler is {shown(sampler)}, expected a Sampler: Sampler(Sampling(temperature=0), model.vocab_size)",

@@ -1,4 +1,4 @@
-"""Sessions as files. What is in one is said in runtime_c/src/session/saved.c."""
+"""Sessions as files. runtime_c/src/session/saved.c describes what is in one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bitnet_runtime.handles import Handle
 
 
 def packed(session: Any, note: bytes) -> Any:
-    """A bn_session, at rest, as the bytes of a file."""
+    """A bn_session that is not computing, as the bytes of a file."""
     if not isinstance(note, bytes):
         raise InvalidParameterError(f"note is {shown(note)}, expected bytes", "note")
     size = lib.bn_session_saved_size(session, len(note))
@@ -36,7 +36,7 @@ def packed(session: Any, note: bytes) -> Any:
 
 
 def writable(path: Path) -> None:
-    """Raises OSError: there can be no new file of this name. To be asked before the work whose result it gets."""
+    """Raises OSError: no file of this name can be created. Call it before computing what goes into the file."""
     _check_name(path)
     try:
         with open(trial := _beside(_target(path)), "xb"):
@@ -120,7 +120,7 @@ _MAGIC, _VERSION, _COVERED = b"\x89BNSESS\n", 2, 16  # these and the record as s
 
 
 class Saved(NamedTuple):
-    """What a file with a session says of itself, without its model."""
+    """What a session file says of itself, read without its model."""
 
     bytes: int
     position: int
@@ -135,7 +135,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def is_at(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether a file begins as one. Raises OSError."""
+        """Whether a file begins like a saved session. Raises OSError."""
         if not Path(path).is_file():
             return False
         with open(path, "rb") as file:
@@ -161,7 +161,7 @@ class Saved(NamedTuple):
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[Any]:
-    """The bytes of a file; what is no session is refused before all of it is read."""
+    """The bytes of a file, which is refused before it is read whole if it is not a session."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):

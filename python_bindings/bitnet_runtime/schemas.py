@@ -9,10 +9,10 @@ from typing import Any
 VALUES = frozenset(("const", "enum", "default", "examples"))  # hold no schemas
 NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # schemas by name
 WITHIN_A_MINUTE = r"^[^:]*:[0-5][0-9]:[0-5]"
-"""RFC 3339 has a 60th second where one was added, of which a pattern knows nothing."""
+"""RFC 3339 allows second 60 only for a leap second, which a pattern cannot tell."""
 LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 A_DAY = rf"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{LEAP}-02-29)"
-"""February has its 29th day in a leap year alone."""
+"""February has a 29th only in a leap year."""
 HELD = {"date": [A_DAY], "time": [WITHIN_A_MINUTE], "date-time": [A_DAY, WITHIN_A_MINUTE]}
 """Patterns of formats, which the library takes too widely."""
 

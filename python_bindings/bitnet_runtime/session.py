@@ -19,7 +19,7 @@ from bitnet_runtime.session_input import SessionInput
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Ids
 
-MOST = 2**31 - 1  # tokens that a call can be asked for
+MOST = 2**31 - 1  # most tokens that a call can return
 
 
 class Session(SessionInput):
@@ -82,7 +82,7 @@ class Session(SessionInput):
             return int(self._token[0])
 
     def step(self, token: int) -> None:
-        """Append one token and keep its logits; `feed` for the inner loop."""
+        """Append one token and keep its logits: `feed` for the inner loop."""
         token = whole("token", token, 0, self._vocab_size - 1)
         with self._lock:
             handle = self._open

@@ -1,4 +1,4 @@
-"""The part of `Session` that computes what it is given: tokens, or vectors in their place."""
+"""The part of `Session` that computes tokens, or vectors in their place."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SessionInput(SessionState):
         prefix: bool = False,
         rows: NDArray[np.floating[Any]] | None = None,
     ) -> None:
-        """`append`, or `append_prefix`, without an array: what `sample` needs, and no numpy but for `rows`."""
+        """`append` or `append_prefix` without returning an array: all that `sample` needs; numpy only for `rows`."""
         array, call = self._array(tokens, vectors=rows is not None), lib.bn_session_append
         if prefix:
             view = ffi.NULL if rows is None else self._vectors(rows, list(array).count(NO_TOKEN))
@@ -132,7 +132,7 @@ class SessionInput(SessionState):
                 self._check(call(handle.pointer, start, size, rows, ffi.NULL))
 
     def _pieces(self, n: int, whole: bool = False) -> Iterator[tuple[int, int]]:
-        """Beginnings and lengths of what goes to the library at a time: all of a text whose tokens see all."""
+        """Starts and lengths of the pieces for the library: a bidirectional text is one piece."""
         most = n if whole or self._model.mask == "bidirectional" else BLOCK
         return ((start, min(most, n - start)) for start in range(0, n, most))
 
@@ -165,7 +165,7 @@ class SessionInput(SessionState):
                 status = call(handle.pointer, start, size, kind, view)
                 if status == lib.BN_ERR_STATE:
                     raise StateError(
-                        "this session holds tokens that did not come by embed with this pooling; call reset() before"
+                        "this session holds tokens not appended by embed with this pooling; call reset() first"
                     )
                 self._check(status)
         return out
@@ -200,17 +200,17 @@ class SessionInput(SessionState):
         return ffi.from_buffer("float[]", embedding_rows(embeddings, self._model.info.dim, rows))
 
     def _room(self, n: int) -> Handle:
-        """The handle, when n more tokens fit, and with memory for all of them: they go to the library in pieces."""
+        """The handle, with memory reserved for n more tokens, because they go to the library in pieces."""
         handle = self._fit(n)
         self._check(lib.bn_session_reserve(handle.pointer, n))
         self._changes += 1
         return handle
 
     def _fit(self, n: int) -> Handle:
-        """The handle, when n more tokens fit the context."""
+        """The handle, if n more tokens fit the context. Raises ContextLengthError."""
         if self._model.mask == "bidirectional" and self.position:
             raise StateError(
-                "a bidirectional text comes whole, in one call, and this session holds one; reset() it before"
+                "a bidirectional text is appended in one call, and this session already holds one; call reset() first"
             )
         if self.position + n > self.n_ctx:
             self._check(lib.BN_ERR_CONTEXT, n)

@@ -1,4 +1,4 @@
-"""What every session has: its tokens, its life, and how it is stopped and rewound."""
+"""What every session has: its tokens, its lifetime, and cancelling and rewinding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CANCELLED = "this session was cancelled; rewind() or reset() ends that"
 
 
 class SessionState(Closing, Unique):
-    """What a session holds, and its end."""
+    """The state of a session, and its end."""
 
     def __init__(self, model: ModelFacts, handle: Handle) -> None:
         self._model = model
@@ -61,14 +61,14 @@ class SessionState(Closing, Unique):
 
     @property
     def kv_type(self) -> str:
-        """The type of numbers in its cache."""
+        """The type of numbers in the cache."""
         with self._lock:
             handle = self._open
             return str(ffi.string(lib.bn_kv_name(lib.bn_session_kv_type(handle.pointer))).decode())
 
     @property
     def adapter(self) -> str | None:
-        """The name of the adapter that its text has, if it has one."""
+        """The name of the session's adapter, if it has one."""
         with self._lock:
             handle = self._open
             number = int(lib.bn_session_adapter(handle.pointer))
@@ -76,7 +76,7 @@ class SessionState(Closing, Unique):
 
     @property
     def note(self) -> bytes:
-        """What was given to `save`; b"" for a session that was neither saved nor loaded."""
+        """The note given to `save`; b"" for a session that was neither saved nor loaded."""
         return self._note
 
     # ---- cancel, forget ----
@@ -161,7 +161,7 @@ class SessionState(Closing, Unique):
 
     @property
     def rewind_least(self) -> int:
-        """The least n, but for 0, that `rewind` takes."""
+        """The least n above 0 that `rewind` takes."""
         with self._lock:
             handle = self._open
             return int(lib.bn_session_rewind_least(handle.pointer))
@@ -238,13 +238,13 @@ class SessionState(Closing, Unique):
         return self._handle
 
     def _go_on(self) -> None:
-        """Raises if it was closed or cancelled."""
+        """Raises ClosedError or CancelledError."""
         self._open  # noqa: B018  raises
         if self._cancelled:
             raise CancelledError(CANCELLED)
 
     def _check(self, status: int, n: int = 1) -> None:
-        """`errors.check` of a call that was to append n tokens."""
+        """`errors.check` for a call that appends n tokens."""
         if status == lib.BN_ERR_CONTEXT:
             raise ContextLengthError(self.position + n, self.n_ctx, most=self._model.info.max_context)
         check_all((self,), status)

@@ -1,4 +1,4 @@
-"""What an open model is: sizes, costs, and what it can do."""
+"""Facts on an open model: sizes, costs and abilities."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class ModelInfo(NamedTuple):
 
 
 class ModelShape(ModelAdapters):
-    """The part of `Model` that the engine knows without the texts of the file."""
+    """The part of `Model` that the engine reports, without tokenizer and template."""
 
     def _describe(
         self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str, adapters: Mapping[str, Path]
     ) -> None:
-        """Read all that does not change."""
+        """Read everything that does not change."""
         self._adapters = dict(adapters)
         self._stops = Stops()
         self._path, self._kv_type = path, kv_type
@@ -76,12 +76,12 @@ class ModelShape(ModelAdapters):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """The number of tokens; ids are below it."""
         return self._info.vocab_size
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context that a new session has room for, unless it asks for less."""
+        """Tokens of context of a new session, unless it asks for fewer."""
         return self._n_ctx
 
     @property
@@ -101,12 +101,12 @@ class ModelShape(ModelAdapters):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of cache that the sessions take now, in blocks of 64 tokens; what forks share counts once."""
+        """Bytes of cache that the sessions take now, in blocks of 64 tokens; blocks shared by forks count once."""
         handle = self._open
         return int(lib.bn_model_cache_bytes(handle.pointer))
 
     def kv_bytes(self, n_tokens: int) -> int:
-        """Bytes of cache that a token sees, the last of `n_tokens`: layers with a window no more than that."""
+        """Bytes of cache that the last of `n_tokens` tokens reads; layers with a window read only that."""
         return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)
 
     @property
@@ -117,27 +117,27 @@ class ModelShape(ModelAdapters):
 
     @property
     def has_draft(self) -> bool:
-        """Whether it can guess tokens, so that several are computed together."""
+        """Whether the model has a draft layer, which guesses tokens."""
         return self._has_draft
 
     @property
     def has_embedding(self) -> bool:
-        """Whether it takes tokens; else it takes vectors in their place (`Session.append_embeddings`)."""
+        """Whether the model takes tokens; else it takes vectors (`Session.append_embeddings`)."""
         return self._has_embedding
 
     @property
     def has_head(self) -> bool:
-        """Whether it gives logits, and so text; else it embeds."""
+        """Whether the model gives logits, and so text; else it only embeds."""
         return self._has_head
 
     @property
     def has_text(self) -> bool:
-        """Whether it takes texts, tokens or vectors; else it only sees images, see `image`."""
+        """Whether the model takes texts, tokens or vectors; else it only sees images, see `image`."""
         return self._has_text
 
     @property
     def pooling(self) -> str | None:
-        """How the file wants states of tokens made one vector; None: it does not say."""
+        """The file's pooling of token states into one vector; None: it names none."""
         return self._pooling
 
     def require_text(self) -> None:
@@ -172,7 +172,7 @@ class ModelShape(ModelAdapters):
             )
 
     def require_next_token(self) -> None:
-        """Raises UnsupportedModelError if a text has no next token: without a head, or where tokens see all."""
+        """Raises UnsupportedModelError if the model predicts no next token: it has no head, or is bidirectional."""
         self.require_head()
         if self.mask == "bidirectional":
             raise UnsupportedModelError(
@@ -182,7 +182,7 @@ class ModelShape(ModelAdapters):
 
     @once
     def image(self) -> ImageInfo | None:
-        """How the model sees: sizes, tokens, what it can do; None when it sees no images."""
+        """How the model sees images: sizes, tokens, abilities; None if it sees none."""
         return read_image_info(self._open)
 
     @once
@@ -193,7 +193,7 @@ class ModelShape(ModelAdapters):
 
     @once
     def checksum(self) -> str:
-        """Of the header of the packed file, which has those of all its sections, as `bitnet inspect` shows it."""
+        """Checksum of the packed file's header, which holds those of all sections, as `bitnet inspect` shows it."""
         with self._file() as file:
             return header_checksum(file)
 

@@ -1,4 +1,4 @@
-"""A function of Python as a model is told of it: name, purpose, and a JSON schema of its parameters."""
+"""A Python function as a tool for a model: name, description, and a JSON schema of its parameters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
-    """Of a type. where: for errors."""
+    """The JSON schema of a type. where: its place, for errors."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin and not arguments:  # typing.List is list
         return _schema(origin, where)

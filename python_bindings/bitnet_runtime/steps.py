@@ -72,12 +72,12 @@ class Entry:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """All that the struct points to. Who holds it can use a copy of the struct whatever is asked meanwhile."""
+        """Everything the struct points to. Whoever holds it can use a copy of the struct whatever happens meanwhile."""
         return self._tokens, self._draft, self._chosen, self._sampler
 
 
 def step_batch(entries: Sequence[Entry]) -> None:
-    """Compute and choose, for different sessions of one model. An error of one is in its entry; the others go on."""
+    """Compute and choose tokens for different sessions of one model. A session's error is in its entry."""
     begin = time.perf_counter()
     with turns([entry.session for entry in entries]) if len(entries) > 1 else entries[0].session._lock:
         _step(entries)

@@ -1,4 +1,4 @@
-"""How calls about images that run are ended from elsewhere."""
+"""Stopping running image calls from another thread or a signal handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitnet_runtime._native import ffi, lib
 
 
 class Stops:
-    """The calls of one model, or session. They are ended from any thread, or by a signal handler."""
+    """The running calls of one model or session. Any thread or signal handler may end them."""
 
     def __init__(self) -> None:
         # Changed and copied by single atomic calls only. Locks are re-entrant, for signal handlers.
@@ -31,7 +31,7 @@ class Stops:
                 self._running.pop(stop, None)
 
     def now(self) -> None:
-        """End them, and wait for nothing."""
+        """End all calls, without waiting."""
         for stop in tuple(self._running):
             lib.bn_stop_now(stop)
 

@@ -1,4 +1,4 @@
-"""What is shown on a person's terminal.
+"""Output to a person's terminal.
 
 Answers go to stdout, everything else to stderr. What a model or a file says is shown with `escape`,
 so that it cannot move the cursor, change colours or titles, or turn the direction of the line.
@@ -10,7 +10,7 @@ import re
 import sys
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 and C1 controls, line separators, what overrides the direction of text, halves of characters."""
+"""C0 and C1 controls, line separators, overrides of the text direction, lone surrogates."""
 
 
 def escape(text: str, keep: str = "") -> str:
@@ -23,7 +23,7 @@ def escape(text: str, keep: str = "") -> str:
 
 
 def show(text: str) -> None:
-    """A piece of an answer to stdout: to a file or a pipe as the model said it, to a terminal with `escape`."""
+    """Write a piece of an answer to stdout: unchanged to a file or a pipe, with `escape` to a terminal."""
     sys.stdout.write(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

@@ -37,11 +37,11 @@ class Detokenizer(Protocol):
         """The text that became certain with this token; "" within a character."""
 
     def flush(self) -> str:
-        """What is left at the end; an unfinished character becomes U+FFFD."""
+        """The rest at the end; an unfinished character becomes U+FFFD."""
 
 
 def begun(ids: list[int], start: int | None) -> list[int]:
-    """Tokens of a text with the start token before them, if there is one: once, also where a tokenizer has put it."""
+    """Tokens with the start token before them exactly once, even if a tokenizer has already added it."""
     if start is None:
         return ids
     written = ids[:2].count(start) if ids[:1] == [start] else 0
@@ -52,7 +52,7 @@ class Tokenizer:
     """The tokenizer of a file. Safe to share between threads."""
 
     def __init__(self, definition: bytes, vocab_size: int, bos_token: int | None = None, *, special: int = -1) -> None:
-        """special: a token that is special, whatever the definition says of it."""
+        """special: id of a token that counts as special, whatever the definition says."""
         parsed = parse(definition)
         if unsaid := [token for token in added_tokens(parsed) if token.get("id") == special and not token["special"]]:
             unsaid[0]["special"] = True
@@ -91,11 +91,11 @@ class Tokenizer:
         return begun(ids, self._bos_token) if add_bos else ids
 
     def fewest_tokens(self, text: str) -> int:
-        """A number of tokens that `text` has at least, known without making them."""
+        """A lower bound of the number of tokens in `text`, known without tokenizing."""
         return -(-len(text) // self._longest) if self._longest else 0
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._library.decode([self._outside.get(token, token) for token in tokens], skip_special)
 
     def token_text(self, token: int | None) -> str:
@@ -103,7 +103,7 @@ class Tokenizer:
         return self._library.text(self._outside.get(token, token)) if token is not None else ""
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token says within a text, as bytes; of a special token its name."""
+        """The bytes of a token inside a text; for a special token its name."""
         if self.all_bytes is not None:
             return self.all_bytes[token]
         written = self.token_text(token)
@@ -112,7 +112,7 @@ class Tokenizer:
 
     @cached_property
     def all_bytes(self) -> list[bytes] | None:
-        """`token_bytes` of every token; None where a token is no bytes of its own."""
+        """`token_bytes` of every token; None if tokens have no bytes of their own."""
         table = self._byte_table or self._spaced_table
         if table is None:
             return None
@@ -120,15 +120,15 @@ class Tokenizer:
         return [names.get(token, written) for token, written in enumerate(table)]
 
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
-        """Those of them that are special tokens, with their ids."""
+        """The texts that are special tokens, with their ids."""
         return {text: self._special_ids[text] for text in texts if text in self._special_ids}
 
     def added(self, text: str) -> int | None:
-        """The id of a token that was added to those of texts, as special ones are."""
+        """The id of an added token, special or not; None: there is none of this text."""
         return self._added.get(text)
 
     def special_ids(self) -> list[int]:
-        """Ids of tokens that no text of a user has."""
+        """Ids of the special tokens, which never come from a user's text."""
         return sorted(self._special_ids.values())
 
     def shield(self, text: str) -> str:
@@ -152,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _unshielding_parser(self) -> Library:
-        """The same, but it sees none where `shield` left a mark, and drops the marks."""
+        """The same, but it sees no special token at the marks of `shield`, and drops the marks."""
         unmark = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}
         normalizers = [unmark, *filter(None, [self._definition.get("normalizer")])]
         return self._parsing({"normalizer": {"type": "Sequence", "normalizers": normalizers}})
@@ -174,7 +174,7 @@ class Tokenizer:
         return load(text, parse_special, self._apart)
 
     def _settle(self, text: str) -> str:
-        """`text` with the marks alone at which a special token stands: the others would hide other added tokens."""
+        """`text` with only the marks at special tokens: the others would hide other added tokens."""
         if not self._special:
             return text
         longest = max(map(len, self._special))
@@ -199,14 +199,14 @@ class Tokenizer:
 
     @cached_property
     def _marked(self) -> dict[int, str]:
-        """What a special token begins with, in any case, as a template may change that; with a mark."""
+        """First characters of special tokens, in both cases as a template may change them, to the same with a mark."""
         first = {text[0] for text in self._special}
         first.update(*((char.lower()[0], char.upper()[0]) for char in first))
         return {ord(char): char + MARK for char in first}
 
     @cached_property
     def _idle(self) -> re.Pattern[str]:
-        """A mark where no special token goes on."""
+        """A mark after which no special token continues."""
         follows = re.escape("".join({text[1] for text in self._special}))
         return re.compile(f"{MARK}(?![{follows}])")
 
@@ -230,7 +230,7 @@ class Tokenizer:
 
     @cached_property
     def _spaced_table(self) -> list[bytes] | None:
-        """The same, when the decoder makes ▁ a space and <0x0A> a byte, as those of SentencePiece models do."""
+        """The same, when the decoder turns ▁ into a space and <0x0A> into a byte, as SentencePiece models do."""
         decoder = self._definition.get("decoder") or {}
         parts = decoder.get("decoders", [decoder])
         kinds = {part.get("type") for part in parts}

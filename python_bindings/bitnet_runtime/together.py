@@ -1,4 +1,4 @@
-"""Texts that are generated together, join while others run, and leave: the weights are read once for all of them."""
+"""Texts that are generated together and may join and leave at any time: the weights are read once for all."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _mean(known: float, seconds: float) -> float:
 
 
 class Step(NamedTuple):
-    """What a pass brought a text: a piece of it. done: `stream.result` is there."""
+    """A piece of a text from one pass. done: `stream.result` is there."""
 
     stream: Stream
     piece: Piece
@@ -122,10 +122,12 @@ class Batch(Closing):
         self.failed: Stream | None = None
 
     def add(self, prompt: Prompt, **given: Any) -> Stream:
-        """One text more. Arguments as in `Model.stream`."""
+        """Add a text. Arguments as in `Model.stream`."""
         stream = self._make(prompt, **given)
         if any(stream.shares_session(other) for other in (*self._active, *self._waiting)):
-            raise InvalidParameterError("another text of this batch has this session, expected one for each", "session")
+            raise InvalidParameterError(
+                "another text of this batch uses this session, expected one for each", "session"
+            )
         self._waiting.append(stream)
         if self._closed:  # looked at last, as a thread may close it meanwhile
             self.close()
@@ -133,7 +135,7 @@ class Batch(Closing):
         return stream
 
     def __len__(self) -> int:
-        """Texts that are not done."""
+        """The texts that are not done."""
         return len(self._waiting) + len(self._active)
 
     def __next__(self) -> Step:
