@@ -1,6 +1,6 @@
 """bitnet: train ternary (BitNet b1.58) transformers. docs/train-python.md shows how.
 
-A name is imported when it is asked for: the command line reads options without torch.
+Names are imported on first use, because the command line reads options without torch.
 """
 
 from typing import TYPE_CHECKING, Any

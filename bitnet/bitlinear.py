@@ -12,7 +12,7 @@ from bitnet.quant import raised, ternary_linear
 
 
 class FloatLinear(nn.Linear):
-    """`nn.Linear`, by the faster of torch's products."""
+    """`nn.Linear`, with the faster of torch's products."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -31,7 +31,7 @@ class BitLinear(nn.Linear):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor", rank: int = 0
     ) -> None:
-        """rank: of an adapter, which adds nothing at first; 0: there is none."""
+        """rank: of an adapter, which adds nothing at first; 0: no adapter."""
         super().__init__(in_features, out_features, bias)
         self.scope = scope
         self.adapter_in = nn.Parameter(torch.empty(rank, in_features)) if rank else None

@@ -31,20 +31,20 @@ class ModelConfig:
     n_kv_heads: int  # G, divides H; H: MHA, 1: MQA
     head_dim: int  # E, width of a head
     ffn_dim: int  # F, width between up and down
-    max_context: int  # tokens that a sequence may have; -1 with images: those of an image
+    max_context: int  # most tokens of a sequence; -1 with images: those of an image
     name: str = "decoder"  # of the stack in the packed file
 
     # input, output, mask
-    input: str = "tokens"  # embeddings: the model is given vectors; draft: states of the stack before it, and tokens
-    mask: str = "causal"  # what a token sees: those before it, all, or all of a first part and then those before it
-    sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 before it
+    input: str = "tokens"  # embeddings: vectors; draft: states of the stack before it, and tokens
+    mask: str = "causal"  # what a token sees: those before it; all; or all of a prefix, and then those before it
+    sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 tokens before it
     global_every: int = 0  # 0: all layers alike; n: of n layers the last has neither window nor local RoPE
-    has_head: bool = True  # that predicts tokens
+    has_head: bool = True  # whether it predicts tokens
     tie_embeddings: bool = True  # the head is the embedding
     pooling: str = "none"  # of an embedding model: what becomes the vector of a text; attention: a head of its own
-    out_dim: int = 0  # width of what a projector behind the last layer or the pooling gives; 0: there is none
-    embedding_scale: float = 1.0  # embeddings are multiplied with it
-    residual_scale: float = 1.0  # what a block adds is multiplied with it
+    out_dim: int = 0  # width of a projector's output after the last layer or the pooling; 0: no projector
+    embedding_scale: float = 1.0  # factor of the embeddings
+    residual_scale: float = 1.0  # factor of what a block adds
     logit_softcap: float = 0.0  # c·tanh(x / c) of logits; 0: none
     attention_softcap: float = 0.0  # the same of attention scores
     attention_scale: float = 0.0  # 0: 1/sqrt(E)
@@ -52,31 +52,31 @@ class ModelConfig:
     # norms
     norm: str = "rms"  # RMSNorm or LayerNorm
     norm_eps: float = 1e-5  # added below the root
-    pre_norm: bool = True  # before attention and before the FFN
+    pre_norm: bool = True  # norms before attention and before the FFN
     post_norm: bool = False  # after each, before the residual addition
     residual_norm: bool = False  # after each residual addition, of the sum: the transformer of 2017
     sub_norm: bool = True  # before o and before down
     linear_norm: bool = False  # one before every projection
-    embedding_norm: bool = False  # of what enters the first layer
-    final_norm: bool = True  # of what leaves the last
+    embedding_norm: bool = False  # norm of the input of the first layer
+    final_norm: bool = True  # norm of the output of the last
     norm_bias: bool = False  # norms have a bias
     qk_norm: bool = False  # norms of queries and keys, head by head
 
     # FFN
     ffn: str = "gated"  # down(act(gate) · up), or down(act(up))
     activation: str = "relu2"  # relu2: relu(x)²; gelu: with tanh, as most models have it; gelu_erf: exact
-    n_experts: int = 0  # FFNs of which a token takes some; 0: one for all
-    experts_per_token: int = 0  # how many it takes
-    normalize_routing: bool = True  # the shares of those it takes add up to 1: with one alone no router learns
+    n_experts: int = 0  # FFNs of which a token uses some; 0: one for all
+    experts_per_token: int = 0  # how many a token uses
+    normalize_routing: bool = True  # the shares of the chosen ones add up to 1; with only one, no router learns
 
     # positions
-    position: str = "rope"  # how a token knows its place
-    first_position: int = 0  # that of a text's first token, with RoPE; 0 or 1
+    position: str = "rope"  # how a token's position is encoded
+    first_position: int = 0  # position of a text's first token, with RoPE; 0 or 1
     rope_theta: float = 10_000.0  # base of the frequencies
-    rope_local_theta: float = 0.0  # of layers with a window where global_every > 0, unscaled; 0: as the others
-    rope_dim: int = -1  # dimensions of a head that turn; -1: all
-    rope_scaling: str = "none"  # of frequencies, for longer contexts
-    rope_factor: float = 1.0  # by how much longer
+    rope_local_theta: float = 0.0  # base for layers with a window if global_every > 0, unscaled; 0: as the others
+    rope_dim: int = -1  # dimensions of a head that RoPE rotates; -1: all
+    rope_scaling: str = "none"  # scaling of frequencies, for longer contexts
+    rope_factor: float = 1.0  # how many times longer
     rope_original_context: int = 0  # before scaling; llama3, yarn
     rope_low_freq_factor: float = 1.0  # llama3
     rope_high_freq_factor: float = 4.0  # llama3
@@ -90,30 +90,30 @@ class ModelConfig:
     ffn_bias: bool = False  # of gate, up and down
     head_bias: bool = False  # of the head
     projector_bias: bool = False  # of the projector (out_dim)
-    patch_bias: bool = False  # of the matrix that makes patches of an image to vectors
+    patch_bias: bool = False  # of the matrix that turns patches of an image into vectors
 
     # images
     image_size: int = 0  # pixels of a side
-    patch_size: int = 0  # pixels of a side of what becomes one token; what remains at the edge is left out
+    patch_size: int = 0  # pixels of a side of a patch, which becomes one token; the rest at the edge is left out
     channels: int = 0  # of a pixel: 1 (grey) or 3 (RGB)
-    pixel_mean: tuple[float, ...] = ()  # of each channel: pixels from 0 to 1 less the mean, divided by the deviation
+    pixel_mean: tuple[float, ...] = ()  # of each channel: pixels from 0 to 1 minus the mean, divided by the deviation
     pixel_std: tuple[float, ...] = ()  # that deviation
     class_token: bool = False  # a learned vector before the patches
-    similarity_scale: float = 0.0  # a vector of an image times one of a text times this, plus the bias; 0: unsaid
+    similarity_scale: float = 0.0  # factor of cosines of images and texts, before the bias is added; 0: not given
     similarity_bias: float = 0.0  # that bias
-    image_token: int = 0  # in whose place a decoder is given vectors of an image; 0: it sees no images
-    vision: ModelConfig | None = None  # the stack that looks at images for this one: a table of options
-    draft: ModelConfig | None = None  # the stack that guesses tokens for this one (`bitnet.model.draft`)
+    image_token: int = 0  # token that a decoder replaces with vectors of an image; 0: it sees no images
+    vision: ModelConfig | None = None  # the vision stack of this one: a table of options
+    draft: ModelConfig | None = None  # the draft of this stack, which guesses tokens (`bitnet.model.draft`)
 
     # adapters: W·x + Bᵀ·(A·x), A (rank, inputs), B (rank, outputs)
     adapter_rank: int = 0  # 0: there are none
-    adapters: tuple[str, ...] = ()  # which linears have one
+    adapters: tuple[str, ...] = ()  # which linear layers have one
 
     # numbers
-    ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float
+    ternary: tuple[str, ...] = TERNARY_LINEARS  # which linear layers are ternary; the rest stay float
     weight_scale: str = "tensor"  # scope of the ternary scale γ
     head_format: str = "int8"  # embedding and head: int8 rows, f16, f32, or ternary
-    dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and what enters
+    dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and the input
 
     def __post_init__(self) -> None:
         for field in TUPLES:
@@ -134,7 +134,7 @@ class ModelConfig:
         return (self.image_size // self.patch_size) ** 2 if known else 0
 
     def of_layer(self, layer: int) -> Self:
-        """What this configuration says of one layer: every layer has its window and its RoPE."""
+        """The configuration of one layer, with its own window and RoPE."""
         if not self.global_every:
             return self
         if (layer + 1) % self.global_every == 0:
@@ -177,12 +177,12 @@ class ModelConfig:
 
     @property
     def width(self) -> int:
-        """Of the vectors that it gives without a head."""
+        """The width of the vectors that a model without a head gives."""
         return self.out_dim or self.dim
 
     @property
     def stacks(self) -> tuple[ModelConfig, ...]:
-        """As they stand in a packed file, each for itself: this one, its draft, or the one that sees images for it."""
+        """The stacks in the order of a packed file: this one, then its draft or its vision stack."""
         within = [stack for stack in (self.draft, self.vision) if stack]
         return (self.replace(draft=None, vision=None), *within) if within else (self,)
 
@@ -193,12 +193,12 @@ class ModelConfig:
 
     @classmethod
     def of_stacks(cls, stacks: Iterable[Self]) -> Self:
-        """Inverse of `stacks`. Raises ValueError: they do not go together."""
+        """Inverse of `stacks`. Raises ValueError: they do not fit together."""
         main, *others = stacks
         fields = {"draft": "draft", "images": "vision"}
         if len(others) > 1 or (others and others[0].input not in fields):
             inputs = ", ".join(f"{stack.name!r} of {stack.input}" for stack in (main, *others))
-            raise ValueError(f"the stacks are {inputs}; expected one, or one and behind it its draft or one of images")
+            raise ValueError(f"the stacks are {inputs}; expected one, or one followed by its draft or its vision stack")
         return main.replace(**{fields[others[0].input]: others[0]}) if others else main
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class ModelConfig:
 
 
 def _within(name: str, make: Callable[[dict[str, Any]], ModelConfig], values: dict[str, Any]) -> ModelConfig:
-    """A stack of images, or a draft; what is wrong with it is said to be wrong with that."""
+    """A vision stack or a draft from a table; errors name it."""
     try:
         return make(values)
     except ValueError as error:
@@ -265,11 +265,11 @@ def _within(name: str, make: Callable[[dict[str, Any]], ModelConfig], values: di
 BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")
 TUPLES = ("ternary", "pixel_mean", "pixel_std", "adapters")
 WITHIN = ("vision", "draft")
-"""Fields that are a stack of their own."""
+"""The fields that hold another stack."""
 
 
 def not_yet(config: ModelConfig) -> list[str]:
-    """What of a configuration can be said and is not computed, by name: some adapters, a draft without its model."""
+    """What a configuration can express but nothing computes, by name: some adapters, a draft without its model."""
     first, *others = config.stacks
     found = [f"adapters of {role}, which is not ternary" for role in first.adapters if role not in first.ternary]
     found += [f"adapters of the stack {stack.name!r} (only of that of texts)" for stack in others if stack.adapters]

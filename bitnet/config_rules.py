@@ -1,4 +1,4 @@
-"""What `bitnet.config.ModelConfig` may say: the words, the ranges, and what of it goes together.
+"""What `bitnet.config.ModelConfig` may hold: words, ranges, and which options fit together.
 
 Each check raises ValueError: what was found, and what is expected.
 """
@@ -34,7 +34,7 @@ POSITIVE = (
 
 
 def check(config: Any) -> None:
-    """All of a configuration."""
+    """Check a whole configuration."""
     _check_words(config)
     _check_sizes_of_images(config)
     _check_ranges(config)
@@ -179,10 +179,12 @@ def _check_sizes_of_images(config: Any) -> None:
 
 
 def _check_kind(config: Any) -> None:
-    """What no model of images has, and what none of texts has."""
+    """Options that do not fit a vision stack, or a text stack."""
     if config.input != "images":
         if config.pooling == "attention":
-            raise ValueError("pooling is 'attention' of texts, expected none, last, mean or first; it is of images")
+            raise ValueError(
+                "pooling is 'attention' for texts, expected none, last, mean or first; 'attention' is for images"
+            )
         return
     if config.mask != "bidirectional":
         raise ValueError(f"mask is {config.mask!r} of images, expected 'bidirectional': patches have no order in time")
@@ -191,7 +193,7 @@ def _check_kind(config: Any) -> None:
 
 
 def _check_images(config: Any) -> None:
-    """Of one stack: what is done to pixels, and what becomes of them."""
+    """Options of one vision stack: pixels and patches."""
     for field in ("pixel_mean", "pixel_std"):
         values = getattr(config, field)
         numbers = type(values) is tuple and all(map(finite, values))
@@ -221,7 +223,7 @@ def _check_images(config: Any) -> None:
 
 
 def _check_vision(config: Any, vision: Any) -> None:
-    """Of two stacks: that the second gives what the first takes, or what is compared with its vectors."""
+    """Check that the vision stack gives what the other takes, or vectors that can be compared."""
     for field, found, expected in (
         ("vision.input", vision.input, "images"),
         ("vision.vision", vision.vision, None),
@@ -238,7 +240,7 @@ def _check_vision(config: Any, vision: Any) -> None:
 
 
 def _check_decoder(config: Any, vision: Any) -> None:
-    """That reads vectors of an image in place of tokens."""
+    """A decoder that takes vectors of an image in place of tokens."""
     if config.mask == "bidirectional" or not config.has_head:
         raise ValueError(
             f"image_token is {config.image_token} with mask = {config.mask!r} and has_head = {config.has_head}, "
@@ -252,7 +254,7 @@ def _check_decoder(config: Any, vision: Any) -> None:
 
 
 def _check_towers(config: Any, vision: Any) -> None:
-    """Two, whose vectors are compared."""
+    """Two towers, whose vectors are compared."""
     if config.has_head:
         raise ValueError(
             "has_head is True with vision and image_token = 0, expected an image_token (a decoder that reads images) "
@@ -269,7 +271,7 @@ def _check_towers(config: Any, vision: Any) -> None:
 
 
 def _check_draft(config: Any, draft: Any) -> None:
-    """That it takes what the model has: states of its width, rows of its embedding; and gives what its head takes."""
+    """Check that a draft takes the model's states and embeddings, and gives what its head takes."""
     for field, found, expected in (
         ("draft.input", draft.input, "draft"),
         ("draft.has_head", draft.has_head, False),
@@ -295,5 +297,5 @@ def _check_draft(config: Any, draft: Any) -> None:
 
 
 def finite(value: object) -> bool:
-    """Whether it is a number that fp64 can hold; of integers `math.isfinite` cannot say it."""
+    """Whether fp64 can hold the number, which `math.isfinite` does not tell for integers."""
     return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max

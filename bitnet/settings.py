@@ -161,7 +161,7 @@ class Settings:
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes eight times as many")
     tasks: str = option(
         "",
-        "tasks to evaluate during the run: names of lm-evaluation-harness, or .yaml and .yml files, with commas between",
+        "tasks to evaluate during the run: names of lm-evaluation-harness, or .yaml and .yml files, comma-separated",
     )
     tasks_every: int = option(0, "steps between these tasks; 0: only before the first step and after the last")
     tasks_limit: int = option(100, "questions of each task, the first ones; 0: all")

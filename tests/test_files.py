@@ -241,7 +241,7 @@ def test_a_table_that_is_named(tmp_path: Path) -> None:
     with pytest.raises(corpus.DataError, match=r't.csv, line 3: expected an object with a string "no", found id, text'):
         list(corpus.Documents([str(table)], "no"))
     table.write_text('text\n"a', "utf-8")
-    with pytest.raises(corpus.DataError, match="is no table of comma-separated values"):
+    with pytest.raises(corpus.DataError, match="is not a table of comma-separated values"):
         list(corpus.Documents([str(table)]))
 
 

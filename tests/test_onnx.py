@@ -300,7 +300,7 @@ def test_several_stacks_are_refused(nothing_written: Path, tmp_path: Path) -> No
     write_packed(
         tmp_path / "m", [config, config], lambda spec: _draw(spec, config, random, 0.3, encodings.TERNARY_2BIT)
     )
-    with pytest.raises(ValueError, match="expected one, or one and behind it its draft or one of images"):
+    with pytest.raises(ValueError, match="expected one, or one followed by its draft or its vision stack"):
         write_onnx(tmp_path / "m", nothing_written)
 
 

@@ -165,7 +165,7 @@ def test_stacks_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     random = np.random.Generator(np.random.SFC64(1))
     stacks = [TOWERS.stacks[1], TOWERS.stacks[0]]
     write_packed(tmp_path / "m", stacks, lambda spec: _draw(spec, stacks[spec.key.stack], random, 0.3, TERNARY_2BIT))
-    with pytest.raises(ValueError, match="expected one, or one and behind it its draft or one of images"):
+    with pytest.raises(ValueError, match="expected one, or one followed by its draft or its vision stack"):
         write_onnx(tmp_path / "m", tmp_path / "out")
     random_model(TOWERS, tmp_path / "n")
     assert PackedFile.open(tmp_path / "n").config == TOWERS

@@ -162,7 +162,7 @@ def test_published_shapes_have_their_published_sizes(preset: str, whole: int, se
     [(VISION, {"mask": "causal"}, "mask is 'causal' of images, expected 'bidirectional'"),
      (VISION, {"mask": "prefix"}, "mask is 'prefix' of images, expected 'bidirectional'"),
      (VISION, {"has_head": True, "vocab_size": 9}, "has_head is True of images, expected False"),
-     (TOWERS, {"pooling": "attention"}, "pooling is 'attention' of texts, expected none, last, mean or first")],
+     (TOWERS, {"pooling": "attention"}, "pooling is 'attention' for texts, expected none, last, mean or first")],
 )  # fmt: skip
 def test_what_no_model_has(config: ModelConfig, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Texts that are nearly the same, found by MinHash: by how many of their pieces two have in common."""
+"""Near-duplicate texts, found by MinHash: by the share of pieces that two have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 HASHES = 64
-"""Of a text. Pairs that agree in a band of them are compared."""
+"""Hashes of a text. Pairs that agree in a band of hashes are compared."""
 RUN = 5  # words of a piece
 AT_ONCE = 10_000  # pieces that are hashed together
 
@@ -19,14 +19,14 @@ Pieces = Callable[[str], Iterable[bytes]]
 
 
 def runs_of_words(text: str) -> Iterator[bytes]:
-    """Every five words that follow each other; of a shorter text all of it."""
+    """All sequences of five words; for a shorter text the whole."""
     words = text.split()
     for i in range(max(1, len(words) - RUN + 1)):
         yield " ".join(words[i : i + RUN]).encode()
 
 
 def lines(text: str) -> Iterator[bytes]:
-    """Without their indentation: what copies of source code have in common."""
+    """Lines without their indentation, in which copies of source code may differ."""
     return (each for line in text.split("\n") if (each := line.strip().encode()))
 
 
@@ -40,7 +40,7 @@ def rows(share: float) -> int:
 
 
 class Index:
-    """Texts that are not alike. It takes about 5 kB of memory for each."""
+    """Collects texts that are not alike, with about 5 kB of memory for each."""
 
     def __init__(self, share: float, pieces: Pieces = runs_of_words) -> None:
         """share: of the pieces that either of two texts has, those that both have, from which on they are alike; it
@@ -61,7 +61,7 @@ class Index:
         return found
 
     def add(self, text: str) -> bool:
-        """Take a text, unless one that was taken is like it."""
+        """Keep a text unless a kept one is like it. Returns whether it was kept."""
         mine = self.signature(text)
         near = self._taken[self._near.query(mine)]
         if ((near == mine.hashvalues).mean(1) >= self._share).any():

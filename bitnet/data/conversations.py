@@ -1,4 +1,4 @@
-"""Conversations, as records of them say: who says what, with which tools, and which are held out."""
+"""Conversations from records: who says what, with which tools, and which are held out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Conversation(NamedTuple):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools, as records have them."""
+        """The tools in the form of records."""
         return [each.entry() for each in self.tools.functions] if self.tools else []
 
 
@@ -46,7 +46,7 @@ def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
     """What the lines of .jsonl files say, and where each is. what: that one holds, for messages."""
     for file in files:
         if kind_of(file) != ".jsonl":
-            raise DataError(f"{file} is no .jsonl file, expected one {what} a line")
+            raise DataError(f"{file} is not a .jsonl file, expected one {what} a line")
         yield from records(file)
 
 
@@ -60,7 +60,7 @@ def among(data: Sequence[str]) -> list[Path]:
 
 
 def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
-    """That of a record, checked."""
+    """The conversation of a record, checked."""
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         names = [*record] if isinstance(record, dict) else []
@@ -93,7 +93,7 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
 
 
 def _joined(message: Any) -> Any:
-    """A content in parts, if all are texts, as chat and server join them where a template knows none."""
+    """A content in text parts, joined as chat and server join them if a template knows no parts."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not content:
         return message
@@ -104,7 +104,7 @@ def _joined(message: Any) -> Any:
 
 
 def said_in(conversations: Iterable[Conversation]) -> Iterator[str]:
-    """The texts of all messages; of one that calls tools also the calls, as JSON."""
+    """The texts of all messages, and tool calls as JSON."""
     for message in (message for each in conversations for message in each.messages):
         if message.get("content"):
             yield message["content"]

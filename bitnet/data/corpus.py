@@ -1,4 +1,4 @@
-"""The documents that a model learns from: where they are, and which are held out.
+"""The documents that a model learns from: where they come from, and which are held out.
 
 A document is a file, a line, or a row of a dataset (`bitnet.data.files`, `bitnet.data.hub`). Its content
 decides by hash whether it is for training or for validation, so equal texts never lie on both sides, and
@@ -141,7 +141,7 @@ def split(
     if line := repetitions(n_texts - n_alike - len(seen), n_texts, "documents"):
         say(line)
     if n_alike:
-        say(f"{n_alike:,} of {n_texts:,} documents are much like another and were left out")
+        say(f"{n_alike:,} of {n_texts:,} documents are near duplicates and were left out")
     train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
     if train.digests and held_out.digests:
         return train, held_out
@@ -149,13 +149,13 @@ def split(
 
 
 def repetitions(n: int, among: int, what: str) -> str:
-    """What to say of equal ones that were dropped; "" of none."""
+    """The note on dropped duplicates; "": there are none."""
     words = ("is a repetition", "was") if n == 1 else ("are repetitions", "were")
     return f"{n:,} of {among:,} {what} {words[0]} and {words[1]} left out" if n else ""
 
 
 def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts, Texts]:
-    """All of `texts` without the end of one of them, which is document `at` of the source; that end."""
+    """`texts` without the end of document `at` of the source, and that end."""
     place = int(len(longest) * (1 - validation))
     parts = slice(place), slice(place, None)
     first, last = (longest[part].encode() for part in parts)
@@ -184,7 +184,7 @@ def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
 
 
 def shares_text(learns: str, holds_out: str) -> str:
-    """What to say of a source that learns what another holds out."""
+    """The error for a source that learns what another holds out."""
     return (
         f"source {learns} learns from a document of which source {holds_out} holds out a part or all; remove it from "
         "one of them"
@@ -192,7 +192,7 @@ def shares_text(learns: str, holds_out: str) -> str:
 
 
 def every(source: Iterable[str]) -> Texts:
-    """Every text, as it is."""
+    """Keep every text."""
     digests, n_bytes = [], 0
     for text in source:
         digests.append(hashlib.sha256(encoded := text.encode()).digest())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
-"""A target that does not count: what `cross_entropy` leaves out."""
+"""A target that does not count: `cross_entropy` ignores it."""
 
 
 # ---- token ids ----
@@ -45,12 +45,12 @@ class Tokens:
         return cls(np.memmap(file, dtype, mode="r"), n_bytes, digest, checksum)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process maps the file; token ids are not sent."""
+        """Pickle only the path: another process maps the file itself."""
         assert isinstance(self.ids, np.memmap)
         return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest, self.checksum)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `recorded`, in a folder that may have been moved since."""
+        """The record for `recorded`, valid even if the folder is moved."""
         assert isinstance(self.ids, np.memmap)
         file = Path(str(self.ids.filename))
         known = {"dtype": self.ids.dtype.name, "n_bytes": self.n_bytes, "digest": self.digest}
@@ -58,7 +58,7 @@ class Tokens:
 
     @property
     def largest(self) -> int:
-        """The largest token id; of a large file in the pieces that are checked."""
+        """The largest token id; in a large file, of the pieces that are checked."""
         size = self.ids.dtype.itemsize
         pieces = (self.ids[start // size : (start + n) // size] for start, n in _checked(self.ids.nbytes))
         return max(int(piece.max(initial=0)) for piece in pieces)
@@ -110,11 +110,11 @@ def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
 
 
 CHECKED, PIECE = 1 << 30, 1 << 20
-"""Bytes of a file that are checked before it is used: all of it, or pieces that are evenly spread."""
+"""Most bytes of a file that are checked before use: the whole file, or evenly spread pieces."""
 
 
 def checksum_of(file: Path) -> str:
-    """SHA-256 of a file; of a larger one than CHECKED that of its size and pieces, so that a run begins in seconds."""
+    """SHA-256 of a file; above CHECKED bytes, of its size and some pieces, so that a run starts in seconds."""
     size, digest = file.stat().st_size, hashlib.sha256()
     if size > CHECKED:
         digest.update(size.to_bytes(8, "little"))
@@ -127,7 +127,7 @@ def checksum_of(file: Path) -> str:
 
 
 def _checked(size: int) -> Iterator[tuple[int, int]]:
-    """Where what is checked begins, and how long it is. Pieces begin where a token does."""
+    """Starts and lengths of the pieces to check. Pieces begin where a token does."""
     if size <= CHECKED:
         yield 0, size
         return
@@ -166,7 +166,7 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
                 out.flush()
                 os.fsync(out.fileno())
             partial.rename(file)
-        except OSError as error:  # a full disk, which does not say what it is full of
+        except OSError as error:  # a full disk, whose error does not name the file
             error.filename = error.filename or str(file)
             raise
         finally:
@@ -190,7 +190,7 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
 # ---- batches ----
 
 ORDERED = 1 << 24
-"""Windows in one random order, which takes 8 bytes for each."""
+"""Windows shuffled together, at 8 bytes of memory each."""
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -239,7 +239,7 @@ class Batches:
         return parts[0] if len(parts) == 1 else tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
 
     def _part(self, place: int) -> tuple[int, int]:
-        """The part that a place of an epoch is in, and the place there. The first parts may have one window more."""
+        """The part of an epoch that holds a place, and the place in it. The first parts may have one window more."""
         size, larger = divmod(self.per_epoch, self._parts)
         if place < larger * (size + 1):
             return divmod(place, size + 1)
@@ -259,7 +259,7 @@ class Batches:
 
 
 class Shuffled:
-    """Which of n records has each place of an endless row: an epoch visits every one once in random order."""
+    """An endless random order of n records: each epoch visits every one once."""
 
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed = n, seed

@@ -38,19 +38,19 @@ CHATML = (
     "{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""The template of a model that has none."""
+"""The template given to a model without one."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Where messages have it, and the names that templates have for it."""
 
 
 def unwritten(conversations: Sequence[Conversation], template: str) -> str:
-    """What to say of reasoning that stands beside what is said, and that the template leaves out; "": nothing."""
+    """The note on reasoning fields that the template leaves out; "": there are none."""
     found = sum(any(m.get(name) for m in each.messages for name in REASONING) for each in conversations)
     if not found or any(name in template for name in REASONING):
         return ""
     return (
         f"{found:,} of {len(conversations):,} conversations have reasoning beside their answers, which the chat "
-        "template does not write; what is to be learnt of it belongs into the content"
+        "template does not write; put what should be learnt of it into the content"
     )
 
 
@@ -124,7 +124,7 @@ class Encoder:
         return []
 
     def text(self, dialogue: Dialogue) -> str:
-        """What is learnt of it, as text."""
+        """The learnt part of a sequence, as text."""
         return self._words.decode(dialogue.ids[dialogue.counts].tolist())
 
     def _tokens(self, messages: Messages, talk: Conversation, ask: bool) -> list[int]:
@@ -170,7 +170,7 @@ class Dialogues:
         return self._answer_bytes / sum(int(dialogue.counts.sum()) for dialogue in self._all)
 
     def too_long(self, context: int) -> int:
-        """How many do not fit a row: they lose their end, or if no answer would be left, are left out."""
+        """How many do not fit a row: they lose their end, or are left out if no answer would remain."""
         return sum(n - 1 > context for n in self._lengths)
 
     def answerless(self, context: int) -> int:

@@ -24,11 +24,11 @@ SUFFIXES = (*PLAIN, *ROWS)
 """Of the files that are read from a folder; all but .parquet compressed, too. Of those that are named, .csv is a table
 and all others are plain text."""
 COLUMN = "text"
-"""Where the text of a line or row stands, unless a person says something else."""
+"""The default column of the text in lines and rows."""
 MOST = 1 << 30
-"""Bytes of one text: what encodes it takes some 25 times as many."""
+"""Most bytes of one text: encoding takes some 25 times as many."""
 MOST_OF_RECORD = 16 << 20
-"""Bytes of a line that is a conversation, a pair or the like."""
+"""Most bytes of a line that is a conversation, a pair or the like."""
 
 
 class DataError(ValueError):
@@ -36,11 +36,11 @@ class DataError(ValueError):
 
 
 class NotUTF8Error(DataError):
-    """A file is no text, or in another encoding."""
+    """A file is not text, or in another encoding."""
 
 
 def kind_of(file: Path) -> str:
-    """Its suffix, without that of a compression: ".jsonl" of a.jsonl.zst."""
+    """The suffix of a file, without that of a compression: ".jsonl" for a.jsonl.zst."""
     outer = file.suffix.lower()
     inner = file.with_suffix("").suffix.lower() if outer in COMPRESSED else ""
     return inner if inner and inner != ".parquet" else outer
@@ -76,11 +76,11 @@ def check_characters(text: str, where: str, what: str = "a text") -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: {what} holds half of a surrogate pair, which is no character") from None
+        raise DataError(f"{where}: {what} holds half of a surrogate pair, which is not a character") from None
 
 
 def _instead(record: Any, column: str) -> str:
-    """What a record without a text is, and what to do with it."""
+    """The error for a record without a text."""
     if not isinstance(record, dict):
         return f'expected an object with a string "{column}"'
     if "messages" in record:
@@ -101,7 +101,7 @@ def _instead(record: Any, column: str) -> str:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """What a file holds, uncompressed. Raises DataError where that is damaged or cut off."""
+    """A file, uncompressed. Raises DataError: it is damaged or truncated."""
     with file.open("rb") as raw:
         if file.suffix.lower() in COMPRESSED and not raw.peek(1):  # which gzip would take for an empty text
             raise DataError(f"{file} is damaged or cut off: it has 0 bytes")
@@ -143,7 +143,7 @@ def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
 
 
 def first_record(file: Path) -> Any:
-    """What the first line says that is not empty; None where it is no JSON, or there is none."""
+    """The value of the first line that is not empty; None: it is not JSON, or there is none."""
     try:
         return next(records(file), (None, ""))[0]
     except DataError:
@@ -191,7 +191,7 @@ def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
         except UnicodeDecodeError:
             raise NotUTF8Error(f"{file} is not UTF-8; convert it or leave it out") from None
         except csv.Error as error:
-            raise DataError(f"{file} is no table of comma-separated values: {error}") from None
+            raise DataError(f"{file} is not a table of comma-separated values: {error}") from None
 
 
 def _rows(file: Path, column: str) -> Iterator[str]:

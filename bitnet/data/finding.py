@@ -78,7 +78,7 @@ def absolute(path: str, folder: Path | None = None) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-    """What a glob names. `glob` itself follows a link to a folder around it forty times, and two of them for ever."""
+    """The paths that match a glob. `glob` itself follows a link to a parent folder forty times, and two without end."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return sorted(glob.glob(pattern))
@@ -112,8 +112,8 @@ def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list
 def _places(
     root: str | Path, without: Collection[str] = (), failed: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, also behind links: it and the folders below that are not hidden, each once, without those of such
-    names."""
+    """Like `os.walk`, following links: the folder and those below it, each once, without hidden ones and those named in
+    `without`."""
     seen = set()
     for place, folders, names in os.walk(root, onerror=failed, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
@@ -129,11 +129,11 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether it is a file, or a link to nothing. Raises DataError: its name says that it would be text."""
+    """Whether this is a file. Raises DataError: it is a broken link whose name promises text."""
     nowhere = file.is_symlink() and not file.exists()
     if nowhere and files.is_known(file):
         raise DataError(
-            f"{file} is a link to {os.readlink(file)}, which is not there; a part of the text would be missing"
+            f"{file} is a link to {os.readlink(file)}, which does not exist; a part of the text would be missing"
         )
     return nowhere or file.is_file()
 

@@ -1,4 +1,4 @@
-"""A text that becomes a vector, as the engine is given it; and which things are equal."""
+"""Texts to embed, in the form the engine gets them; and which things are equal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
         return cls(before, behind, length, filling, left)
 
     def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
-        """A text, cut so that all of it fits."""
+        """A text with its frame, cut to fit."""
         ids = [*self.before, *text[: context - self.size], *self.behind]
         more = [self.filling] * (self.length - len(ids))
         return np.array([*more, *ids] if self.left else [*ids, *more])
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
         """Raises DataError: a text has no room."""
         if context <= self.size:
             raise DataError(
-                f"--context is {context}, and what stands around a text takes {self.size}; give {self.size + 1} or more"
+                f"--context is {context}, and the tokens around a text take {self.size}; give {self.size + 1} or more"
             )
         if context < self.length:
             raise DataError(

@@ -27,7 +27,7 @@ WITHIN = 0.5  # of the cuts are within a token, if it has several characters: an
 
 @dataclass(frozen=True)
 class Infilling:
-    """The view of a sequence in which a `share` of the documents is cut in three."""
+    """A view of sequences in which a `share` of the documents is cut into three parts."""
 
     share: float
     words: Tokenizer
@@ -47,7 +47,7 @@ class Infilling:
         return fim_tokens(self.words)
 
     def _row(self, row: list[int], number: int) -> list[int]:
-        """As many tokens; what is behind a document that became longer loses its end."""
+        """The same number of tokens; if a document becomes longer, the end of the sequence is lost."""
         rng, out = random.Random(seed_of(self.seed, number)), list[int]()
         for document in self._documents(row):
             head = document[:1] if document[0] == self.first else []
@@ -75,14 +75,14 @@ class Infilling:
             middle, behind = middle + left, right + behind[1:]
         begin, hole, gap = self.marks
         excess = len(before) + len(middle) + len(behind) + 4 - room
-        if excess > 0:  # what is farthest from the middle goes
+        if excess > 0:  # drop what is farthest from the middle
             cut = min(excess, len(before))
             before, behind = before[cut:], behind[: max(len(behind) - (excess - cut), 0)]
         moved = [begin, *before, hole, *behind, gap, *middle, self.end]
         return moved if len(moved) <= room else []
 
     def _parted(self, token: int, rng: random.Random) -> tuple[list[int], list[int]]:
-        """A token as what is before a cut, and what is behind it."""
+        """A token split by a cut into two texts."""
         place = rng.random()
         text = self.words.decode([token])
         if rng.random() >= WITHIN or len(text) < 2:

@@ -58,14 +58,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a person says of sources and stages."""
+    """The sources and stages that a user asks for."""
 
     sources: dict[str, Source]
     stages: list[Stage]
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Raises DataError: it is no mixture."""
+        """A mixture from a file. Raises DataError."""
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
             return cls.of(found, file.parent)
@@ -90,7 +90,7 @@ class Mixture:
             last = number == len(found["stages"])
             what = f"stage {number}"
             if last and isinstance(said, dict) and "until" in said:
-                raise DataError(f"{what} has until, and is the last, which goes to the end; leave it out")
+                raise DataError(f"{what} has until, and is the last stage, which lasts until the end; leave it out")
             _check_names(said, what, {"weights": dict} | ({} if last else {"until": (int, float)}))
             stages.append(Stage(_shares(said["weights"], [*sources], what), float(said.get("until", 1.0))))
         mixture = cls(sources, stages)
@@ -124,7 +124,7 @@ class Mixture:
         return found
 
     def weights_at(self, share: float, tokens: float) -> Weights:
-        """Those of the stage at a place of the run."""
+        """The weights of the stage at a place of the run."""
         for stage in self.stages[:-1]:
             if (tokens if stage.until >= LEAST_TOKENS else share) < stage.until:
                 return stage.weights
@@ -191,7 +191,7 @@ class Sources:
 
     @property
     def digest(self) -> str:
-        """Of texts and tokenizer; weights may change."""
+        """A hash of texts and tokenizer, but not of weights, which may change."""
         named = "".join(f"{name}\0{part.digest}\0" for name, part in sorted(self.parts.items()))
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
@@ -226,7 +226,7 @@ def recorded(state: Mapping[str, Any], side: str, folder: Path) -> Sources | Non
 
 
 def recorded_part(state: Mapping[str, Any], name: str, side: str, folder: Path) -> Tokens | None:
-    """Those of one source."""
+    """The token ids of one source."""
     try:
         return dataset.recorded({"texts": {side: state["texts"][side][name]}}, side, folder)
     except (KeyError, TypeError):

@@ -71,7 +71,7 @@ def _pair(record: Any, where: str, names: tuple[str, str] | None) -> tuple[tuple
         first, second = (name for name, value in texts.items() if isinstance(value, str))
         names = first, second
         if "image" in texts:
-            raise DataError(f"{where} is of an image, and this model sees none; add --preset siglip-tiny")
+            raise DataError(f"{where} has an image, and this model sees none; add --preset siglip-tiny")
     pair = [texts.get(name) for name in names]
     if not all(isinstance(text, str) and text.strip() for text in pair):
         raise DataError(f'{where}: expected an object with the texts "{names[0]}" and "{names[1]}", neither empty')
@@ -95,7 +95,7 @@ def separate(train: corpus.Texts, held_out: corpus.Texts) -> tuple[Separate, Sep
     """Both sides of split pairs. Raises DataError: there are too few to hold some out."""
     if train.cut[0] >= 0:
         n = len(train.digests)
-        raise DataError(f"{n:,} pairs of texts, of which none is held out by chance; add data, or raise --validation")
+        raise DataError(f"{n:,} pairs of texts, none of which happens to be held out; add data, or raise --validation")
     return Separate(train), Separate(held_out)
 
 
@@ -122,7 +122,7 @@ class Pairs:
         return 2 * context
 
     def alike(self, indices: Sequence[int]) -> Tensor:
-        """Which of the first texts belong to which of the second (n, n): to those of equal texts, too."""
+        """Which of the first texts belong to which of the second (n, n), counting equal texts."""
         places = self._cut[1][list(indices)]
         return same([self._ids(*place[:2]) for place in places]) | same([self._ids(*place[2:]) for place in places])
 

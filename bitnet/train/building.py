@@ -1,4 +1,4 @@
-"""The model at the start of a run: drawn, or from a source, and what of it learns."""
+"""The model at the start of a run: random or from a source, and which parts are trained."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Ba
 
 
 def hold(model: Transformer, settings: Settings) -> None:
-    """Let what is not learnt have no gradient: all but adapters, or a draft; of a frozen stack all but its projector;
-    a bias that softmax ignores."""
+    """Turn off gradients of what is not trained: all but adapters, or a draft; a frozen stack but its projector; a bias
+    that softmax ignores."""
     if settings.lora:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".adapter_" in name)

@@ -24,7 +24,7 @@ def settled(settings: Settings) -> Settings:
 
 
 def set_threads(wanted: int) -> None:
-    """As many as asked for; more than there are cores would wait for each other."""
+    """Set torch's threads, at most one for each core: more would wait for each other."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if wanted > cores:
         say(f"--threads {wanted:,}: this machine has {cores} cores for us, so {cores} threads are taken")

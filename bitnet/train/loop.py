@@ -1,4 +1,4 @@
-"""What a training run does from its first step to its end: steps, evaluations, checkpoints."""
+"""The training loop: steps, evaluations and checkpoints, until the budget is spent."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from bitnet.train.progress import Progress, say
 from bitnet.train.run import Run
 from bitnet.train.saver import Saver
 
-RECENT = 20  # losses that a spike is held against
-SKIPPED = 10  # bad steps in a row that no more data will cure
+RECENT = 20  # losses that a spike is compared with
+SKIPPED = 10  # bad steps in a row that more data will not cure
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended, as far as this process is to say it."""
+    """How a run ended, as far as this process knows."""
 
     signal: int = 0  # that stopped it, after saving; 0: its budget is spent
     checkpoint: Path | None = None  # the last one; of several processes the first knows it
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def carry_out(run: Run, how: tasks.Ask | None = None) -> Outcome:
-    """Train to the end of the budget, or to a signal. how: tasks are asked."""
+    """Train until the budget is spent, or a signal comes. how: evaluates tasks."""
     try:
         return _carry_out(run, how)
     except BrokenPipeError:
@@ -69,8 +69,8 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
         if not run.state["step"]:
             if run.settings.tasks and not parallel.from_first(lambda: any("tasks" in r for r in log.records)):
-                tasks.ask(run, log, how)  # a name that is wrong is missed here, before anything is saved
-            run.save()  # now that what it reports to has begun
+                tasks.ask(run, log, how)  # a wrong name fails here, before anything is saved
+            run.save()  # only now, as the board it reports to has started
             if run.settings.source:
                 run.evaluate_source(log)
         with Saver.ready() as run.saver:
@@ -166,7 +166,7 @@ def _agreed(interruption: process.Interruption) -> int:
 
 
 def waits(run: Run) -> bool:
-    """Whether a step is read before the next one is begun: what that one does depends on it, or it costs nothing."""
+    """Whether a step is read before the next begins: the next depends on it, or reading costs nothing."""
     settings = run.settings
     depends = settings.on_bad_step == "skip" or settings.spike or distill.balanced(settings)
     return bool(depends) or settings.device != "cuda" or math.isnan(run.loss)
@@ -215,7 +215,7 @@ def settle(run: Run, log: runlog.Log, started: float | None = None) -> None:
 
 
 def bad_step(run: Run, loss: float, norm: float) -> str:
-    """Why the weights must not follow this gradient; "" when they may."""
+    """Why the weights must not follow this gradient; "": they may."""
     if not math.isfinite(loss + norm):
         return f"loss is {loss}, gradient norm {norm}"
     limit, recent = run.settings.spike, run.state["recent"]

@@ -23,9 +23,10 @@ def of_checkpoint(
     say: Callable[[str], object],
     column: str = "",
 ) -> objectives.HeldOut:
-    """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids.
+    """The data to measure a checkpoint on: `data`, or by default what its run held out.
 
-    column: of `data`; without that of the run."""
+    scratch: a folder for token ids. column: of `data`; "": that of the run.
+    """
     config, state = checkpoint.config, checkpoint.state_if_any
     files = conversations.among(data or [])
     if files or (settings.chat and not data):

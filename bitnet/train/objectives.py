@@ -1,4 +1,4 @@
-"""What a run learns: the next token, hidden tokens, or what belongs together. What each needs of model and data.
+"""The objectives: the next token, hidden tokens, or what belongs together; and what each needs of model and data.
 
 Each kind of data has its rows here, and nowhere else: how they become batches, what is measured, what is recorded.
 
@@ -57,7 +57,7 @@ HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for 
 
 
 def check(settings: Settings, config: ModelConfig) -> None:
-    """Raises TrainingError: objective, model and options do not go together."""
+    """Raises TrainingError: objective, model and options do not fit together."""
     if settings.preference:
         preferences.check(settings, config)
     objective, sees = settings.objective, config.vision is not None
@@ -153,7 +153,7 @@ def batches(
 def held_out(
     settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int
 ) -> Kept | masked.ViewedTokens:
-    """What to evaluate on."""
+    """The held-out data as it is evaluated."""
     if isinstance(tokens, pairs.Pairs | Captions):
         contrast.check(tokens.count(context))
         return tokens
@@ -211,7 +211,7 @@ def view_of(
 
 
 def counted(batches: Batches, batch: tuple[Tensor, ...]) -> int:
-    """The targets of a batch that count, or its pairs."""
+    """How many targets of a batch count, or its pairs."""
     _, targets, *told = batch
     if isinstance(batches.tokens, Preferences):
         return preferences.counted(told[0])

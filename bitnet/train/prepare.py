@@ -1,4 +1,4 @@
-"""How a training run is put together from its settings: model, optimizer, and what it learns from."""
+"""Builds a training run from its settings: model, optimizer and data."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from bitnet.train.run import Run
 from bitnet.train.texts import check_text, read_data
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
-"""Scale and bias of similarities before the first step: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
+"""Initial scale and bias of similarities: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
 OF_MACHINES = {
     "out", "device", "threads", "data", "mixture", "chat", "preference", "tokenizer", "source", "teacher", "vision",
 }  # fmt: skip
-"""Options that may differ between the processes of a run: places of files, and what a machine has."""
-MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
+"""Options that may differ between the processes of a run: paths, and what a machine has."""
+MANY = 100  # times that tokens are seen, above which a model mostly memorizes them
 
 
 def prepare(
@@ -58,13 +58,13 @@ def prepare(
 ) -> Run:
     """A run at its next step. A new one has no checkpoint yet.
 
-    newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
-    whose stack of images it begins with; source: what a run began with that goes on.
+    newest: the checkpoint to resume from; start: the model to begin with; teacher: the one to learn from; tower: the
+    one whose vision stack it begins with; source: reads the model that a resumed run began with.
     """
     settings = hardware.settled(settings)
     check_options(settings, config, new_words=not (newest or start))
     if settings.device == "cpu" and not parallel.launched():
-        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
+        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
         memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     before = newest.state if newest else {}
     if newest is None:
@@ -98,12 +98,12 @@ def prepare(
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
-    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again when its run goes on
+    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again on resume
     end, line = horizon.begin(settings, state, sequences * each, before)
-    if newest is None:  # one that goes on keeps its options, and may be near its end
+    if newest is None:  # a resumed run keeps its options, and may be near its end
         profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
-    state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
+    state |= {"vocab_size": most}  # as asked for; a tokenizer may have found fewer
     if parallel.is_first():
         state |= objectives.record(batches.tokens, held_out)
     announce(settings, config, model, state, batches, end)
@@ -123,7 +123,7 @@ def _add_references(
     teacher: source_model.Start | None,
     source: Callable[[], source_model.Start] | None,
 ) -> None:
-    """The other models that a run is held against: where it began with, of preferences, and its teacher."""
+    """The models that a run is compared with: its beginning, for preferences, and its teacher."""
     settings, batches = run.settings, run.batches
     if settings.preference:
 
@@ -141,8 +141,8 @@ def _add_references(
 def _note_context(config: ModelConfig, context: int) -> None:
     if context < config.max_context:
         say(
-            f"it learns from {context:,} tokens at a time, and its file will take texts of "
-            f"{config.max_context:,}, whose end it has not learnt; --set max_context={context} keeps them out"
+            f"training sees {context:,} tokens at a time, but the file will take texts of "
+            f"{config.max_context:,}, whose end is untrained; --set max_context={context} limits it"
         )
 
 
@@ -150,7 +150,7 @@ def _told(
     settings: Settings, config: ModelConfig, newest: Checkpoint | None, batches: objectives.Batches,
     held_out: objectives.HeldOut,
 ) -> dict[str, Any]:  # fmt: skip
-    """What has to be the same in all processes of a run, by what an error calls it."""
+    """What has to be the same in all processes of a run, by its name in errors."""
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
     read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
     return options | {"the model": config.to_json(), "the step": newest.state["step"] if newest else 0} | read
@@ -163,7 +163,7 @@ def _size_of_draft(model: Transformer) -> int:
 def _beginning(settings: Settings, model: Transformer, batches: objectives.Batches) -> dict[str, Any]:
     """The state before the first step."""
     learnt = optimizers.learnt(model)[0] if settings.lora else model.parameters()
-    # As many tokens are for a parameter with a draft and without.
+    # A draft does not count, so that it does not change the tokens per parameter.
     parameters = sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
     return {
         "step": 0,
@@ -173,8 +173,8 @@ def _beginning(settings: Settings, model: Transformer, batches: objectives.Batch
         "parameters": parameters,
         "recent": [],  # losses of the last good steps
         "skipped": 0,  # bad steps since
-        "phased": True,  # whether λ is that of the stack of images, too; else it is quantized already
-        "course": [],  # of a mixture: the steps at which its weights changed, and to what
+        "phased": True,  # whether λ applies to the vision stack, too; else it is quantized already
+        "course": [],  # of a mixture: the steps at which its weights changed, and the new ones
         "best": dict(validation.BEST),
         "best_tasks": dict(validation.BEST_TASKS),
         "sizes": {},  # running means of the loss's terms, where they are balanced
@@ -189,7 +189,7 @@ def announce(
     batches: objectives.Batches,
     end: horizon.Horizon,
 ) -> None:
-    """Say what is trained on what, and where it will be seen too often."""
+    """Say what is trained on what data, and warn if tokens are seen too often."""
     n_tokens, draft = batches.tokens.n_tokens, _size_of_draft(model)
     say(
         f"{settings.run_folder}: {state['parameters']:,} parameters{' of adapters' if settings.lora else ''}, "
@@ -205,7 +205,7 @@ def announce(
 
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
-    """Raises, before the text is read, what would only be found afterwards."""
+    """Raises, before the text is read, errors that would otherwise appear only later."""
     if problems := not_yet(config):
         raise TrainingError("this is not trained yet: " + "; ".join(problems))
     if config.adapters and not settings.lora:
@@ -231,7 +231,7 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
             f"lower it, or add --set max_context={settings.context}"
         )
     context, least = settings.context or config.max_context, 3 if settings.draft else 2
-    if settings.objective == "next" and context < least:  # one token says nothing of the next, nor two of a guess
+    if settings.objective == "next" and context < least:  # one token has no next one, nor have two a guess
         raise TrainingError(
             f"{'--context' if settings.context else 'max_context'} is {context}, expected {least} or more to learn "
             f"the next token{' and a draft' * settings.draft}; raise it"
@@ -244,7 +244,7 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
 def with_room(
     settings: Settings, config: ModelConfig, words: Tokenizer, start: source_model.Start | None
 ) -> ModelConfig:
-    """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: it has too many."""
+    """The model with room for all tokens of the tokenizer. Raises TrainingError: there are too many."""
     size = tokenizer.vocabulary_size(words)
     if not start and not Path(settings.tokenizer).is_file():
         return config.replace(vocab_size=size)
@@ -266,7 +266,7 @@ def with_room(
 
 
 def with_images(settings: Settings, config: ModelConfig, words: Tokenizer) -> ModelConfig:
-    """The model with the token that stands for what it sees, or with the scale of similarities that it begins with."""
+    """The model with its image token, or with the initial scale and bias of similarities."""
     if not config.vision:
         return config
     if config.has_head:
@@ -278,7 +278,7 @@ def with_images(settings: Settings, config: ModelConfig, words: Tokenizer) -> Mo
 
 
 def sequences_of_step(settings: Settings, context: int) -> int:
-    """How many an optimizer step has. Raises TrainingError when they cannot be dealt out to the processes."""
+    """The sequences of an optimizer step. Raises TrainingError: they cannot be divided among the processes."""
     tokens, processes = settings.batch_tokens or settings.batch * settings.accumulate * context, parallel.size()
     if tokens % (context * processes):
         what = "--batch-tokens" if settings.batch_tokens else "--batch or --accumulate"
@@ -287,10 +287,10 @@ def sequences_of_step(settings: Settings, context: int) -> int:
             f"an optimizer step has {tokens:,} tokens, expected a multiple of {context * processes:,}: "
             f"sequences of {context:,} tokens{dealt}; change {what}"
         )
-    alone = tokens // context // processes % settings.batch == 1
-    if settings.objective == "contrastive" and alone:
+    pairs = tokens // context // processes
+    if settings.objective == "contrastive" and pairs % settings.batch == 1:
         raise TrainingError(
-            f"an optimizer step has {tokens // context // processes:,} pairs in each process, in batches of "
+            f"an optimizer step has {pairs:,} pairs in each process, in batches of "
             f"{settings.batch:,}, so the last one would have no other text to tell from; change --batch or --accumulate"
         )
     return tokens // context

@@ -1,4 +1,4 @@
-"""What a training run is made of. `bitnet.train.prepare` puts it together from its settings."""
+"""The state of a training run. `bitnet.train.prepare` builds it from the settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAST = 8
 
 @dataclasses.dataclass
 class Run:
-    """What a run is made of. `state` is what a checkpoint records besides model and optimizer."""
+    """A training run. `state` is what a checkpoint records besides model and optimizer."""
 
     settings: Settings
     folder: Path
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def passes(self) -> float:
-        """How often the data was seen."""
+        """How many times the data was seen."""
         if isinstance(self.batches, Mixed):
             return self.batches.passes(self.seen)
         return self.seen / self.batches.per_epoch
@@ -117,7 +117,7 @@ class Run:
             self.saver.begin(functools.partial(self._write, snapshot.copied(), keep))
 
     def snapshot(self) -> saving.Snapshot:
-        """As the run is now; the tensors are its own."""
+        """The run as it is now; the tensors are shared with it."""
         more = self.template, self.generation
         return saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
 
@@ -131,14 +131,14 @@ class Run:
             raise self.failure(error, snapshot.step) from error
 
     def open_log(self) -> runlog.Log:
-        """Going on after the steps that were made."""
+        """The log of the run, continued after the steps that were made."""
         if not parallel.is_first():
             return runlog.Silent()
         step = self.state["step"]
         return runlog.Log(self.folder / "log.jsonl", step, reporting.board_of(self.settings, self.folder, step))
 
     def last_good(self) -> str:
-        """What to go on from: the checkpoint that is being written, if it comes to be."""
+        """What to resume from: the checkpoint being written, if that succeeds."""
         if self.saver:
             self.saver.wait()
         return self._whole()

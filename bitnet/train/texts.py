@@ -1,4 +1,4 @@
-"""What a run learns from: tokenizer, training batches, and what is held out. Images: `bitnet.train.sights`."""
+"""The data of a run: tokenizer, training batches, and what is held out. For images: `bitnet.train.sights`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Learnt = tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, object
 
 
 class Asked(NamedTuple):
-    """What the readers of each kind of data are told."""
+    """The arguments of the readers of each kind of data."""
 
     settings: Settings
     config: ModelConfig
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     generation: dict[str, Any]
     context: int
     choose: Callable[[Iterable[str]], Tokenizer]
-    newest: Path  # the checkpoint that it goes on from, if it does
+    newest: Path  # the checkpoint of a resumed run
 
 
 def read_data(
@@ -53,20 +53,20 @@ def read_data(
     start: source_model.Start | None,
     tower: source_model.Start | None = None,
 ) -> Learnt:
-    """What a run learns from."""
+    """Read the data of a run."""
     template, generation = (start.template, start.generation) if start else (None, {})
     if newest is not None:
         template, generation = newest.template, newest.generation
     elif not start and Path(settings.tokenizer).is_file():
         generation = tokenizer.ends_beside(settings.tokenizer)
-    if tower:  # how a picture becomes what it sees goes with it
+    if tower:  # its preprocessing of pictures goes with it
         generation = {name: value for name, value in generation.items() if name != "pictures"}
         generation |= {name: value for name, value in tower.generation.items() if name == "pictures"}
 
     def choose(texts: Iterable[str]) -> Tokenizer:
         words = start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
         if settings.fim:
-            words.add_special_tokens(list(tokenizer.FIM))  # those that it lacks
+            words.add_special_tokens(list(tokenizer.FIM))  # adds only missing ones
         return words
 
     context = settings.context or config.max_context
@@ -145,7 +145,7 @@ def _texts(asked: Asked) -> Learnt:
 
 
 def check_text(newest: Path, before: Mapping[str, Any], digest: str, held_out: str | None = None) -> None:
-    """Raises DataError: a run that goes on has learnt from something else, or was measured on it."""
+    """Raises DataError: a resumed run was trained or measured on other data."""
     if before and (before["data"] != digest or held_out not in (None, before.get("held_out", held_out))):
         raise corpus.DataError(
             f"{newest} was trained on other text, or with another --validation; start another run with --out"
@@ -161,7 +161,7 @@ def read_text(
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, Sides]:
-    """Tokenizer, and the token ids of training and validation: those that the run has, or of the text read anew."""
+    """Tokenizer, and the token ids of training and validation: those the run has, or from the text read again."""
     folder, contrastive = settings.run_folder, settings.objective == "contrastive"
     kept_so = ("data", "column", "validation")
     if before and all(
@@ -240,7 +240,7 @@ def pairs_of(kept: dataset.Tokens, words: Tokenizer, generation: Mapping[str, An
 def choose_tokenizer(
     settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Checkpoint | None
 ) -> Tokenizer:
-    """That of the checkpoint, of the file named, or a new one."""
+    """The tokenizer of the checkpoint, of the given file, or a new one."""
     if newest is not None:
         return newest.words
     if Path(settings.tokenizer).is_file():
@@ -250,5 +250,5 @@ def choose_tokenizer(
     more += tokenizer.FIM if settings.fim else ()
     words = tokenizer.build(settings.tokenizer, texts, config.vocab_size, *more)
     if settings.tokenizer.endswith("bpe") and (found := words.get_vocab_size()) < 0.9 * config.vocab_size:
-        say(f"the text has pairs of tokens for a vocabulary of {found:,}, not of {config.vocab_size:,}")
+        say(f"the text has enough pairs of tokens for a vocabulary of {found:,}, not of {config.vocab_size:,}")
     return words
