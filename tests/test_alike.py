@@ -72,7 +72,7 @@ def test_tokenize_leaves_them_out(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "expected 0.5 to 1" in capsys.readouterr().err
     assert bitnet_cli.main([*argv, "--near-duplicates", "0.8", "--workers", "1"]) == 0
     output = capsys.readouterr()
-    assert "20 of 85 documents are much like another and were left out" in output.err
+    assert "20 of 85 documents are near duplicates and were left out" in output.err
     assert "5 of 85 documents are repetitions" in output.err
     made = json.loads(output.out)
     assert made["train"]["bytes"] + made["validation"]["bytes"] == sum(len(text) for text in texts)

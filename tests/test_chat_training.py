@@ -296,9 +296,9 @@ def test_a_content_in_parts_is_that_of_its_texts(tmp_path: Path) -> None:
 def test_options_of_text_are_not_of_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": TALK}))
     for option, message in (
-        (["--fim", "0.5"], "--fim is of text, and --chat is of conversations"),
-        (["--documents"], "--documents is of text, and --chat is of conversations"),
-        (["--column", "x"], "--column says nothing without --data"),
+        (["--fim", "0.5"], "--fim is for text, and --chat is given"),
+        (["--documents"], "--documents is for text, and --chat is given"),
+        (["--column", "x"], "--column has no effect without --data"),
     ):
         assert bitnet_cli.main(["train", "--chat", str(tmp_path / "talks.jsonl"), *option]) == 1
         assert message in capsys.readouterr().err
@@ -439,7 +439,7 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["tokens"] == sum(int(dialogue.counts.sum()) for dialogue in rows._all) == 3 * 4
     assert found["nats_per_token"] < 0.5 and found["bits_per_byte"] < 1
     assert bitnet_cli.main(["eval", str(tmp_path / "m.bitnet"), "--data", str(others)]) == 1
-    assert "others.jsonl holds conversations, which are measured of a run" in capsys.readouterr().err
+    assert "others.jsonl holds conversations, on which only a run is measured" in capsys.readouterr().err
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
     assert (result.text, result.finish_reason) == ("yes", "stop")

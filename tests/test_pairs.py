@@ -149,13 +149,13 @@ def test_damaged_pairs_are_refused(record: Any, said: str, tmp_path: Path) -> No
 
 def test_records_of_images_are_no_pairs_of_texts(tmp_path: Path) -> None:
     file = written(tmp_path, {"image": "a.png", "caption": "a cat"})
-    with pytest.raises(DataError, match=r"line 1 is of an image, and this model sees none; add --preset siglip-tiny"):
+    with pytest.raises(DataError, match=r"line 1 has an image, and this model sees none; add --preset siglip-tiny"):
         list(pairs.Joined([file]))
 
 
 def test_too_few_pairs_to_hold_some_out(tmp_path: Path) -> None:
     file = written(tmp_path, {"a": "x", "b": "y"})
-    with pytest.raises(DataError, match="1 pairs of texts, of which none is held out by chance"):
+    with pytest.raises(DataError, match="1 pairs of texts, none of which happens to be held out"):
         pairs.separate(*corpus.split(pairs.Joined([file]), 0.05))
 
 

@@ -140,7 +140,7 @@ def _json(record: Any) -> bytes:
         (b"image,caption\n0.png\n", "a.csv, line 2: expected 2 cells"),
         (b"image,caption\n0.png,x,y\n", "a.csv, line 2: expected 2 cells"),
         (b"image,title\n0.png,x\n", "a.csv, line 2: has 'image', 'title' and no text to learn; expected"),
-        (b'image,caption\n0.png,"x\n', "a.csv is no table of comma-separated values: unexpected end of data"),
+        (b'image,caption\n0.png,"x\n', "a.csv is not a table of comma-separated values: unexpected end of data"),
         (b"image,caption\n0.png,\xff\n", "a.csv is not UTF-8"),
         (b"", "the data holds no record"),
     ],

@@ -26,7 +26,7 @@ def test_a_link_to_nothing(named: str, tmp_path: Path) -> None:
     assert len(finding.files_of([str(tmp_path)], others=others)) == 1
     assert others == {"no suffix": 1}  # of which a line tells
     (tmp_path / "b.txt").symlink_to("/not/mounted")
-    with pytest.raises(corpus.DataError, match=r"b\.txt is a link to /not/mounted, which is not there"):
+    with pytest.raises(corpus.DataError, match=r"b\.txt is a link to /not/mounted, which does not exist"):
         finding.files_of([str(tmp_path / named)])
 
 

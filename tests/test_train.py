@@ -349,7 +349,7 @@ def test_a_file_that_takes_more_than_the_run_learns(
     monkeypatch.setattr(loop, "carry_out", lambda *_: loop.Outcome())
     for context, said in (("32", False), ("16", True)):
         assert run("train", *TINY, "--data", sentences, "--context", context, "--out", tmp_path / context) == 0
-        assert ("texts of 32, whose end it has not learnt; --set max_context=16" in capsys.readouterr().err) == said
+        assert ("texts of 32, whose end is untrained; --set max_context=16" in capsys.readouterr().err) == said
 
 
 def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_a_stack_in_full_precision_becomes_ternary_where_the_rest_is(
     settings, config = resolve(given, tower=start)
     assert config.vision and bool(config.vision.ternary) == ternary and settings.quantize_warmup == warmup
     assert config.vision.pooling == "none" and config.vision.out_dim == config.dim
-    with pytest.raises(ValueError, match=r"--vision tower has no stack of images; name a model that looks at images"):
+    with pytest.raises(ValueError, match=r"--vision tower has no vision stack; name a model that sees images"):
         resolve(given, tower=Start("a text", TOWERS.stacks[0], {}, None))
 
 

@@ -170,7 +170,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
             return finish(self.stream(given, images=one, **kept, **sampling))
         if session is not None:
-            raise InvalidParameterError("a session takes one prompt, and several are given", "session")
+            raise InvalidParameterError("a session takes one prompt, and several prompts are given", "session")
         chosen = resolve(sampling, options, self.defaults)
         prompts, each = cast("Sequence[Prompt]", prompt), cast("Sequence[Sequence[Image] | None]", images)
         if images is None:
