@@ -46,7 +46,7 @@ def test_the_card_of_a_run(finished: Path, sentences: str, tmp_path: Path) -> No
 def test_a_model_of_which_nothing_is_known(tmp_path: Path) -> None:
     random_model(PRESETS["tiny"], tmp_path / "m.bitnet")
     page = card.card(PackedFile.open(tmp_path / "m.bitnet"), "m")
-    assert "says nothing of how this model was trained" in page and "no figures of an evaluation" in page
+    assert "does not say how this model was trained" in page and "no figures of an evaluation" in page
     assert "λ" not in page and "learnt from" not in page and "begun with" not in page
 
 

@@ -130,7 +130,7 @@ def test_what_goes_around_a_text_is_in_the_keys(template: str, said: dict[str, A
 
 def test_more_around_a_text_than_llama_cpp_puts_there_is_refused() -> None:
     for template, said, message in (
-        ("<s> <s> $A", {}, r"puts the tokens \[1, 1\] before a text and \[\] behind it, llama.cpp one at most"),
+        ("<s> <s> $A", {}, r"puts the tokens \[1, 1\] before a text and \[\] after it, llama.cpp at most one"),
         ("</s> $A", {"bos_token_id": 1}, r"puts the tokens \[1, 2\] before a text"),
         ("$A <s>", {"eos_token_ids": [2]}, "ends a text with '<s>', which ends no answer"),
     ):

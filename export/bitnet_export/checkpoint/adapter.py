@@ -1,4 +1,4 @@
-"""What a run with `--lora` learnt, as a file of its own beside the model that it began with."""
+"""Adapters of a run with `--lora`, as a file of their own beside the model they were trained on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def export_adapter(
 
 
 def _difference(whole: PackedFile, model: PackedFile) -> str:
-    """What of a model another one has not, which has adapters beside it; "" if nothing. Encodings may differ."""
+    """How a model differs from another that also has adapters; "": it does not. Encodings may differ."""
     stacks = [[pack_stack(c.replace(adapters=(), adapter_rank=0)) for c in file.configs] for file in (whole, model)]
     if stacks[0] != stacks[1][: len(stacks[0])]:
         return "its layers, sizes or options are others"

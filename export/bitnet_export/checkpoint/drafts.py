@@ -1,4 +1,4 @@
-"""What the draft of a model guesses: by the engine and by torch, of the same chains."""
+"""The guesses of a model's draft, by the engine and by torch, on the same chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bitnet export` and `bitnet convert` report of a file that passed (`verify`, `verify_source`)."""
+"""The reports of `bitnet export` and `bitnet convert` on a file that passed (`verify`, `verify_source`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Agreement:
     def of(
         cls, engine: Scores, torch32: Scores, torch64: Scores, shape: tuple[int, ...], *, vectors: bool = False
     ) -> Self:
-        """torch64 may be of the first windows only. shape: windows, and tokens of each."""
+        """torch64 may cover only the first windows. shape: windows, and tokens of each."""
         engine, torch32, torch64 = engine.ravel(), torch32.ravel(), torch64.ravel()
         difference, floor = engine - torch32, np.abs(torch64 - torch32[: len(torch64)])
         return cls(
@@ -96,7 +96,7 @@ class HeadCost:
 
 @dataclass(frozen=True)
 class ZeroInputs:
-    """The share of the inputs of `down` that are exactly zero on the long text, of each layer."""
+    """For each layer, the share of the inputs of `down` that are exactly zero on the long text."""
 
     before: tuple[float, ...]  # as the activation function and the norm leave them
     after: tuple[float, ...]  # quantized to int8; as before where `down` is not ternary
@@ -194,7 +194,7 @@ def _of_draft(found: Agreement) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What `verify_source` found of a converted model. Of an embedding model the agreements are of its vectors."""
+    """The findings of `verify_source` on a converted model. For an embedding model they concern its vectors."""
 
     text: str
     tensors_equal: int

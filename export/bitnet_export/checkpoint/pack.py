@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 TRIES = 3
-"""Of a run that goes on: it may remove the checkpoint meanwhile, as a newer one is there."""
+"""Tries to export from a running run, which may remove the checkpoint meanwhile for a newer one."""
 
 
 def export_checkpoint(
@@ -128,7 +128,7 @@ def pack_checkpoint(
 
 
 def _with_similarity(checkpoint: Checkpoint, config: ModelConfig, left: set[str]) -> ModelConfig:
-    """The configuration with what two towers learnt of it, which are no tensors of the file."""
+    """The configuration with the learnt scale and bias of two towers, which are not tensors of the file."""
     from bitnet.train.checkpoint import CheckpointError
 
     learnt = {}
@@ -145,14 +145,14 @@ def _with_similarity(checkpoint: Checkpoint, config: ModelConfig, left: set[str]
 
 
 def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
-    """For METADATA: the shares by layer, in thousandths."""
+    """For METADATA: the shares by layer, rounded to thousandths."""
     if zeros is None:
         return {}
     return {"zero_inputs": {key: [round(z, 3) for z in share] for key, share in dataclasses.asdict(zeros).items()}}
 
 
 def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoded:
-    """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
+    """A master weight quantized as in training, in its stored form; `body`: the encoding of ternary weights."""
     stored = records.stored_as(spec, config, body)
     numbers, scales, scope = quantized(weight, stored, config)
     return Encoded(stored, scope, stored.encode(numbers), scales)
@@ -207,7 +207,7 @@ _NAMED = (*SOURCES, "source", "teacher")
 
 
 def _training(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a run says of itself: options, and the names of what it learnt from, without folders of this machine."""
+    """A run's options and the names of its data, without the folders of this machine."""
     told = {name: settings[name] for name in _TOLD if isinstance(settings.get(name), str | int | float)}
     for name in _NAMED:
         value = settings.get(name)
@@ -218,7 +218,7 @@ def _training(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(path: str) -> str:
-    """That of a file or folder; of a data set on the hub the whole."""
+    """The name of a file or folder; for a data set on the hub the whole source."""
     kind, colon, name = path.partition(":")
     on_hub = colon and kind.startswith("hf") and not Path(name).is_absolute()
     return path if on_hub else Path(path).name

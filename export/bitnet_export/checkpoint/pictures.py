@@ -31,7 +31,7 @@ def drawn_images(config: ModelConfig, n: int) -> Floats:
 
 
 def engine_sees(engine: Model, config: ModelConfig, images: Floats) -> Floats:
-    """What the engine makes of them: (n, width), or (n, N, width) where no pooling makes one vector."""
+    """Their vectors in the engine: (n, width), or (n, N, width) without pooling."""
     from bitnet_runtime import vision
 
     return (vision.encode if config.pooling == "none" else vision.embed)(engine, images)
@@ -44,7 +44,7 @@ def pixels_of(config: ModelConfig, images: Floats) -> Floats:
 
 
 def normalized(config: ModelConfig, images: Floats, like: torch.Tensor) -> torch.Tensor:
-    """As torch is given them: less the mean, divided by the deviation, in the precision of the model."""
+    """The images as torch takes them: normalized, in the precision of the model."""
     import torch
 
     mean, std = (torch.tensor(x, dtype=like.dtype)[:, None, None] for x in (config.pixel_mean, config.pixel_std))

@@ -1,4 +1,4 @@
-"""What training's quantizers make of a master weight, in the numbers that an encoding holds."""
+"""Master weights quantized as in training, in the numbers that an encoding holds."""
 
 from __future__ import annotations
 

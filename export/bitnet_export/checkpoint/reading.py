@@ -1,4 +1,4 @@
-"""A text read by a program that runs models: the engine here, others in their own folders. Whatever the family."""
+"""A text read by a program that runs models of any family: the engine here, others in their own folders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EngineReader:
 
 
 def drawn(config: ModelConfig, random: np.random.Generator, *shape: int) -> Text:
-    """Random texts of what the model is given."""
+    """Random inputs for the model."""
     if config.input == "tokens":
         tokens = random.integers(0, config.vocab_size, shape)
         if config.image_token:

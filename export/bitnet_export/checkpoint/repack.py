@@ -1,4 +1,4 @@
-"""One packed file to another with a different encoding of the ternary weights, nothing lost."""
+"""A packed file to another with a different encoding of the ternary weights, without loss."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
 
 
 def _compare_computed(source: Path, written: Path, stacks: Sequence[ModelConfig]) -> int:
-    """How many tokens' logits, or of how many the vector, are the same bits in both; and so are vectors of images."""
+    """For how many tokens both files give the same bits of logits, or of the vector and of image vectors."""
     from bitnet_runtime import Model, UnsupportedModelError
 
     config, tokens = stacks[0], min(TOKENS, stacks[0].max_context)

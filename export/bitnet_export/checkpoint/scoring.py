@@ -51,7 +51,7 @@ class Texts:
 
     @property
     def length(self) -> int:
-        """Tokens of each, with the last, which is only asked for, and without the places of an image."""
+        """Tokens of each text, including the last, which is only a target, without the places of an image."""
         return int(self.inputs.shape[1]) - self.places + (self.targets is not None and not self.hidden)
 
     @property
@@ -84,7 +84,7 @@ def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -
 
 
 def images_of(config: ModelConfig, n: int) -> Texts:
-    """Images, of a stack that sees them: each is compared as the vectors it becomes."""
+    """Images for a vision stack, compared by their vectors."""
     return Texts(drawn_images(config, n))
 
 
@@ -175,7 +175,7 @@ def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | N
 
 
 def torch_scores(model: Transformer, texts: Texts) -> Scores:
-    """The same of a model in fp32 or fp64."""
+    """The same for a model in fp32 or fp64."""
     import torch
 
     config, scores = model.config, []

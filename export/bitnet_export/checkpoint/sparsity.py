@@ -1,4 +1,4 @@
-"""When `up` and `down` are stored by lines (FORMAT.md §4), so that the engine reads only those that matter."""
+"""Decides when `up` and `down` are stored by lines (FORMAT.md §4), so that the engine reads only those that matter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there 
 
 
 def rectified(config: ModelConfig) -> bool:
-    """Whether the FFN multiplies with exact zeros, in matrices that can be stored by lines."""
+    """Whether the FFN multiplies by exact zeros, in matrices that can be stored by lines."""
     if config.input == "images" or config.ffn != "gated" or config.n_experts:  # of images many rows share a line
         return False
     zeros = config.activation in ("relu2", "relu")
@@ -38,7 +38,7 @@ def rectified(config: ModelConfig) -> bool:
 
 
 def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
-    """The zero inputs of `down` of a checkpoint on a little real text."""
+    """The share of zero inputs of `down` in a checkpoint, on a little real text."""
     import torch
 
     model = checkpoint.model

@@ -64,7 +64,7 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
 
 
 def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int) -> Report:
-    """`verify` of a checkpoint that is open."""
+    """`verify` for an open checkpoint."""
     from bitnet_runtime import Model
 
     packed_file, trained = PackedFile.open(file), checkpoint.model
@@ -123,7 +123,7 @@ def _rounded(long: Agreement) -> float:
 
 
 def _asked(config: ModelConfig, ids: NDArray[np.int64], tokens: int, mask_token: int) -> tuple[Texts, Texts]:
-    """Short prompts, and a long text of about so many tokens; where the model is shown images, behind images."""
+    """Short prompts, and a long text of about `tokens` tokens; after images, if the model sees them."""
     if config.input == "images":
         return images_of(config, IMAGES), images_of(config, IMAGES)
     room = config.max_context
@@ -161,7 +161,7 @@ def check_limit(what: str, found: float, limit: float, unit: str = "nats a token
 
 
 def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
-    """Every stored number against training's quantizers; the facts of the report that follow."""
+    """Compare every stored number with training's quantizers. Returns the facts for the report."""
     weights, stacks = model.state_dict(), model.config.stacks
     n_layers = sum(stack.n_layers for stack in stacks)
     zeros, ternary, size = [0] * n_layers, [0] * n_layers, 0

@@ -59,7 +59,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `bitnet convert` prints of a published model that became a packed file."""
+    """The report of `bitnet convert` on a converted model."""
 
     what: str
     assumptions: tuple[str, ...]

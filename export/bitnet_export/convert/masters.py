@@ -1,4 +1,4 @@
-"""What `bitnet finetune` begins with: a folder of another program with float weights, or one of our own checkpoints."""
+"""Sources of `bitnet finetune`: folders of other programs with float weights, or our own checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_start(path: str) -> source_model.Start:
             head = file.read(PROBE)
         if head.startswith(records.MAGIC):
             raise SourceError(
-                f"{path} is a packed model: its weights are ternary, and training moves the float masters behind them; "
+                f"{path} is a packed model: its weights are ternary, and training needs the float master weights; "
                 "name the run folder or checkpoint that it was exported from"
             )
         found = recognise(head) or "a file of an unknown kind"

@@ -32,7 +32,7 @@ Seen = Callable[[Key, Stored], None]
 
 
 class Pass(NamedTuple):
-    """One forward pass: of which texts, and how it computes."""
+    """One forward pass: its texts, and its precision."""
 
     texts: Sequence[Texts]
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class FrozenLinear(nn.Module):
 
 
 class StoredLinear(nn.Module):
-    """A linear layer of floats as `storage` says they are stored; int8 ones have inputs of int8, as a head has."""
+    """A linear layer of floats, stored as `storage` says; int8 layers take int8 inputs, like a head."""
 
     storage = "f32"
 
@@ -253,7 +253,7 @@ def norm_in(source: Source, stack: int, role: str, seen: Seen | None) -> nn.Modu
 
 
 def linear_in(source: Source, stack: int, role: str, bias: bool, seen: Seen | None) -> StoredLinear:
-    """A matrix that stays float, outside of the layers."""
+    """A matrix outside the layers that stays float."""
     key = Key(stack, NONE, ROLE[role], NONE, 0)
     return StoredLinear(matrix(source, key, seen), vector(source, key._replace(part=1), seen) if bias else None)
 

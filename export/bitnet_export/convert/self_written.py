@@ -1,4 +1,4 @@
-"""A source of training, a checkpoint or a folder of another program, writes text in the engine."""
+"""Lets a source of training, a checkpoint or a folder of another program, write text in the engine."""
 
 from __future__ import annotations
 

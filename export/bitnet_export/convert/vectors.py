@@ -1,4 +1,4 @@
-"""What leaves the stacks of a `Source`: vectors of texts and images, one module in memory at a time."""
+"""The outputs of a `Source`'s stacks: vectors of texts and images, with one module in memory at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reference import Pass, Seen, StoredLinear, linear_in, norm_in, vector
 def leaving(
     source: Source, stack: int, passes: Sequence[Pass], states: Sequence[Sequence[Tensor]], seen: Seen | None
 ) -> list[list[Tensor]]:
-    """What a stack without a head gives: a vector of each text or image, or of each patch where nothing pools them."""
+    """The output of a stack without a head: a vector for each text or image, or for each patch without pooling."""
     config = source.config.stacks[stack]
     found = features if config.input == "images" and config.pooling == "none" else vectors
     return found(source, stack, passes, states, seen)

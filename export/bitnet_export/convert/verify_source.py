@@ -115,7 +115,7 @@ def _shape(config: ModelConfig, texts: Texts) -> tuple[int, int]:
 def _see(
     source: Source, images: Texts, texts: Sequence[Texts], linears: str, seen: Seen
 ) -> tuple[list[Scores], list[torch.Tensor] | None]:
-    """What the passes see of images, and by pass the vectors of those that the long text begins with."""
+    """Image states of the passes, and by pass the vectors of the images that the long text begins with."""
     shown = [Texts(each.images) for each in texts if each.images is not None]
     passes = _passes([images, *shown], [images, *shown], "f32", linears)
     found = leaving(source, 1, passes, hidden_states(source, passes, seen, 1), seen)
@@ -142,7 +142,7 @@ def _stored_floats(file: PackedFile) -> str:
 
 
 class _Weights:
-    """Counts what was found equal; the source's tensors are compared as the reference loads them."""
+    """Compares the source's tensors as the reference loads them, and counts equal ones."""
 
     def __init__(self, file: PackedFile) -> None:
         self.file, self.tensors, self.ternary = file, 0, 0
@@ -192,7 +192,7 @@ def _asked(source: Source, config: ModelConfig, tokens: int) -> tuple[list[Texts
 
 
 def _tokens(source: Source, config: ModelConfig, n: int) -> tuple[NDArray[np.int64], str]:
-    """Real text where the source has a tokenizer, else random ids; none that stands for an image."""
+    """Real text if the source has a tokenizer, else random ids; never the image token."""
     if source.tokenizer is None:
         ids, origin = np.random.default_rng(0).integers(0, config.vocab_size, n), "random tokens (no tokenizer)"
     else:

@@ -220,7 +220,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _placed(records: list[_Record], table_end: int, file_size: int, alignment: int) -> dict[str, Entry]:
-    """The tensors, one behind the other as llama.cpp demands it, up to the end of the file."""
+    """The tensors, one after the other up to the end of the file, as llama.cpp requires."""
     if not any(record.number == Q2_0 for record in records):
         return _places(records, table_end, file_size, alignment, TYPES[Q2_0])
     fitting, problems = [], []
@@ -250,7 +250,7 @@ def _places(
             raise SourceError(f"{what}: {error}") from None
         if data + record.offset != start:
             raise SourceError(
-                f"{what} is at {record.offset}, expected at {start - data}, behind the one before it; "
+                f"{what} is at {record.offset}, expected at {start - data}, after the one before it; "
                 "the file is damaged, or a tensor is of another type than it says"
             )
         end = start + size

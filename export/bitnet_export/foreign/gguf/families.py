@@ -22,7 +22,7 @@ from .rope import rope_options
 
 
 class Family(NamedTuple):
-    """What the name of an architecture says."""
+    """What the name of an architecture implies."""
 
     activation: str
     sub_norm: bool = False

@@ -42,7 +42,7 @@ def vocabulary(
 
 
 def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]:
-    """The tokens before and behind a text, as the engine puts them there. Raises ValueError: it puts more."""
+    """The tokens that the engine puts before and after a text. Raises ValueError: there are too many."""
     words = load(tokenizer, "section TOKENIZER")
     words.no_padding()
     words.no_truncation()
@@ -53,7 +53,7 @@ def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]
         before = [start, *before]
     if len(before) > 1 or len(after) > 1:
         raise ValueError(
-            f"the tokenizer puts the tokens {before} before a text and {after} behind it, llama.cpp one at most; "
+            f"the tokenizer puts the tokens {before} before a text and {after} after it, llama.cpp at most one; "
             f"{_ONLY_IDS}"
         )
     return next(iter(before), None), next(iter(after), None)
@@ -98,7 +98,7 @@ def _special(
 
 
 def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
-    """Every id's text and type; ids that the tokenizer does not have are unused tokens."""
+    """Text and type of every id; ids that the tokenizer lacks are unused tokens."""
     names: dict[int, str] = {token: word for word, token in model["vocab"].items()}
     types = dict.fromkeys(names, NORMAL)
     if model.get("byte_fallback"):

@@ -50,7 +50,7 @@ class TensorType(NamedTuple):
         return rows * self.row_size(cols) + self.tail
 
     def tensor(self, read: Read, shape: tuple[int, ...]) -> Tensor:
-        """What the bytes of a tensor say. Raises SourceError: a code or scale that is not ternary."""
+        """The values in the bytes of a tensor. Raises SourceError: a code or scale is not ternary."""
         cols, size = shape[-1], self.row_size(shape[-1]) * self.interleaved
 
         def table(first: int, last: int) -> Bytes:
@@ -227,7 +227,7 @@ _OTHERS = {
 
 
 def type_of(number: int) -> TensorType:
-    """The type with an id. Raises SourceError naming what is not read."""
+    """The type with an id. Raises SourceError naming a type that is not supported."""
     if number not in TYPES:
         known = ", ".join(kind.name for kind in TYPES.values())
         raise SourceError(f"type {number} ({_OTHERS.get(number, 'unknown')}) is not read, expected one of {known}")

@@ -103,9 +103,9 @@ def write_gguf(
     if not config.tie_embeddings:
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
     if any(entry.name.endswith(".scale") for entry in entries):
-        writer.notes.append("exact scales stand beside the matrices; a llama.cpp from before that refuses the file")
+        writer.notes.append("exact scales are stored beside the matrices; older versions of llama.cpp refuse the file")
     writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
-    writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are near, not equal")
+    writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
     what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
 
@@ -128,7 +128,7 @@ def _nearest(config: ModelConfig) -> tuple[Graph, list[str]]:
 
 
 class _Writer:
-    """What of a packed file goes into a GGUF file of one architecture."""
+    """The parts of a packed file that go into a GGUF file of one architecture."""
 
     def __init__(
         self, file: PackedFile, config: ModelConfig, graph: Graph, body: str, head: str, exact_scales: bool
@@ -190,7 +190,7 @@ class _Writer:
         scales, (d, beside) = self.file.scales(record), self._scales(record)
         if beside is None and self.exact_scales and not (d == scales).all():
             scope = encodings.SCOPE_NAMES[record.scope]
-            yield f"scales of {scope}s that are no fp16 numbers; write them as F32, or round them (exact_scales)"
+            yield f"scales of {scope}s that fp16 cannot represent; write them as F32, or round them (exact_scales)"
         elif not (np.isfinite(d) & (d > 0)).all():
             yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
 
@@ -243,7 +243,7 @@ class _Writer:
         )
 
     def _table_type(self, record: Record) -> str:
-        """Of a table that is written as floats: of a ternary one the smaller that holds every value."""
+        """The type of a table written as floats; for a ternary one the smaller that holds every value."""
         if not (record.encoding.ternary and self.exact_scales):
             return self.head
         scales = self.file.scales(record)
@@ -312,7 +312,7 @@ class _Writer:
 def _vocabulary(
     file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """The keys of the tokenizer, and what is in the way of them."""
+    """The keys of the tokenizer, and what prevents writing them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if tokenizer is None or not wanted:
         return {"tokenizer.ggml.model": "none"}, []

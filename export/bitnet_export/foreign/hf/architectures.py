@@ -51,7 +51,7 @@ class Architecture(NamedTuple):
 
 
 def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
-    """The one that computes this model, or the nearest; and why it does not, a phrase each."""
+    """The class that computes this model, or the nearest with its differences, a phrase each."""
     candidates = []
     for kind, graph in _graphs(c).items():
         found = graph.differences(c) + _own(kind, file, c)

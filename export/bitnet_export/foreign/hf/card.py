@@ -40,7 +40,7 @@ def card(file: PackedFile, name: str) -> str:
         "## Model",
         _table(_model(file)),
         "## Training",
-        _table(rows) if (rows := _training(known)) else "The file says nothing of how this model was trained.",
+        _table(rows) if (rows := _training(known)) else "The file does not say how this model was trained.",
         "## Evaluation",
         _evaluation(known.get("validation")),
         "## Licence",

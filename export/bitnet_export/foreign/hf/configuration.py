@@ -1,4 +1,4 @@
-"""What the fields of config.json mean: a ModelConfig of them.
+"""The fields of config.json as a ModelConfig.
 
 A family (`families.py`) names the functions here that say what is particular to it.
 """
@@ -84,7 +84,7 @@ def turned(config: Fields) -> Values:
 
 
 def gemma3(config: Fields) -> Values:
-    """Layers with a window have a RoPE of their own."""
+    """Layers with a window use their own RoPE."""
     full, local = gemma_rope(config)
     window = windows(config)
     if window["sliding_window"] and not window["global_every"]:

@@ -226,7 +226,7 @@ _ELSEWHERE = {
     "Qwen2MoeForCausalLM": "its layers have an expert that every token takes",
     "OlmoeForCausalLM": "its norms of queries and keys are of all heads together",
 }
-"""Architectures of which something cannot be said in a ModelConfig."""
+"""Architectures that a ModelConfig cannot fully describe."""
 
 
 def family_of(values: Mapping[str, Any], what: str) -> tuple[str, Family]:
