@@ -305,7 +305,7 @@ def test_options_of_text_are_not_of_conversations(tmp_path: Path, capsys: pytest
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(dataset.DataError, match=r"is no \.jsonl file"):
+    with pytest.raises(dataset.DataError, match=r"is not a \.jsonl file"):
         list(conversations.read([tmp_path / "a.txt"]))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     with pytest.raises(dataset.DataError, match="1 different conversations, expected at least 2"):
