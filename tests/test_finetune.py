@@ -32,9 +32,11 @@ from bitnet.settings import Settings
 from bitnet.train import checkpoint, loop, runlog, schedule, source_model, texts
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint
+from bitnet_export.convert.incoming import open_source
 from bitnet_export.convert.masters import read_start
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
+from bitnet_export.packed.records import NONE, ROLE, Key
 from bitnet_runtime import Model
 from bitnet_runtime.text import Tokenizer
 
@@ -178,6 +180,27 @@ def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: P
     assert settings["quantize_warmup"] == 0.0 and config.sub_norm
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(start.weights["layers.1.down.weight"], published.tensors[name].float())
+
+
+def test_masters_that_their_folder_does_not_declare(tmp_path: Path) -> None:
+    """As those of Falcon-E, which are trained as a plain Llama: the report has the words that config.json lacks."""
+    published = hf_models.falcon_masters()
+    declared = published.config.pop("quantization_config")
+    folder = published.save(tmp_path / "masters")
+    tokenizer.build("byte", [], 257).save(str(folder / "tokenizer.json"))
+    with open_source(folder) as source:
+        assert source.config.ternary == ()
+        lines = [line for line in source.assumptions if "if they are masters" in line]
+    start = read_start(str(folder))
+    assert start.config.ternary == () and lines == [each for each in start.assumptions if "masters" in each]
+    told = json.loads("{" + lines[0].partition("write ")[2].removesuffix(" into config.json") + "}")
+    assert told["quantization_config"]["quant_method"] == declared["quant_method"]
+    (folder / "config.json").write_text(json.dumps(published.config | told | {"is_bitnet_config": True}))
+    with open_source(folder) as source:
+        assert "float masters" in source.what and source.assumptions == ()
+        found = source.load(Key(0, 1, ROLE["down"], NONE, 0))
+    assert np.array_equal(found.codes, published.ternary["model.layers.1.mlp.down_proj"][0])
+    assert read_start(str(folder)).config.ternary == TERNARY_LINEARS
 
 
 @pytest.mark.parametrize("make", [hf_models.bitnet_packed, hf_models.llama_packed, hf_models.trilm, hf_models.bonsai])

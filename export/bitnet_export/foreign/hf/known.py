@@ -41,6 +41,7 @@ _WITHOUT_EFFECT = {
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "qa_dropout", "seq_classif_dropout", "tie_weights_",
+    "is_bitnet_config",  # of onebitllms, beside a quantization_config
     # of models that see images
     "initializer_factor", "logit_scale_init_value", "num_image_tokens", "projector_hidden_act", "projection_dim",
     "ignore_index", "encoder_stride", "pooler_act", "pooler_output_size", "image_size", "patch_size", "num_channels",

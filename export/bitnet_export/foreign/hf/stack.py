@@ -25,6 +25,12 @@ from .settings import read_pooling
 from .shards import Entry, rounded
 from .weights import Quantization, Weights
 
+_MASTERS = (
+    "the float weights are the model itself; if they are masters of a ternary one, as in the revision prequantized of "
+    'Falcon-E, write "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", '
+    '"quantization_mode": "online"} into config.json'
+)
+
 
 class Stack(NamedTuple):
     """A stack, and what was seen on the way to it."""
@@ -73,6 +79,8 @@ def open_stack(
     weights = Weights(places, quantization, masters=bool(quantization or family.masters or places.norm))
     used = _check(model, weights, places) | set(family.similar)
     model, found, more = (look_at_masters if floats else look)(model, weights, quantization)
+    if family.model_type == "llama" and not weights.masters and not model.ternary:
+        more = [*more, _MASTERS]  # programs that train them load a plain Llama, so the folder says no more
     return Stack(model, weights, used, found, pictures, assumptions + more)
 
 
