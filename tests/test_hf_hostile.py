@@ -117,7 +117,18 @@ def test_many_modules_that_are_not_converted():
 
 def test_no_weights(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, "neither model.safetensors nor")
+    refused(folder, r"neither model.safetensors nor .*, but pytorch_model.bin; load it with transformers, whose save")
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
+    refused(folder, r"but model-00001-of-00002.safetensors, pytorch_model.bin; shards want .*index.json beside them")
+    for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink()
+    refused(folder, "and no other weights; download the model again")
+
+
+def test_an_adapter_of_peft(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    refused(folder, "is an adapter of PEFT, expected a whole model; merge_and_unload")
 
 
 def test_missing_shard(sharded):
@@ -259,6 +270,7 @@ def test_every_truncation(folder, cut):
         (f"{Q}.weight", torch.full((24, 96), 255, dtype=torch.uint8), "a code is 3"),
         (f"{Q}.weight", torch.zeros(96, 96, dtype=torch.int8), "dtype I8"),
         (f"{Q}.weight", torch.zeros(96, 96, dtype=torch.float64), "dtype F64"),
+        (f"{Q}.weight", torch.zeros(96, 96).to(torch.float8_e4m3fn), "dtype F8_E4M3, expected F32, F16 or BF16"),
         (f"{Q}.weight", torch.randn(96, 96), "has a weight_scale, but its values are not ternary"),
         (f"{Q}.weight_scale", torch.ones(96), r"has shape \[96\], expected \[1\]"),
         (f"{Q}.weight_scale", torch.zeros(1), "is 0.0, expected a finite number above 0"),

@@ -35,6 +35,11 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     """
     folder = Folder(path)
     values = folder.json("config.json")
+    if not values and folder.find("adapter_config.json"):
+        raise SourceError(
+            f"{path} is an adapter of PEFT, expected a whole model; merge_and_unload puts it into one of floats, and "
+            "save_pretrained writes that. Adapters of ternary models are made by `bitnet finetune --lora`"
+        )
     if not values:
         found = "an empty config.json" if folder.find("config.json") else "no config.json"
         raise SourceError(f"{path} has {found}; expected a Hugging Face folder")

@@ -6,6 +6,7 @@ Format: the safetensors README.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
 }
 _SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F64": 8}
+_SIZES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 
+_WEIGHTS = {  # what else a folder has its weights in, and what to do
+    ".safetensors": f"shards want {INDEX} beside them, a single file the name {SINGLE}",
+    ".gguf": "give the file in place of the folder",
+    **dict.fromkeys((".bin", ".pt", ".pth"), "load it with transformers, whose save_pretrained writes safetensors"),
+}
 _NEW = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 _OLD = re.compile(r"\.LayerNorm\.(gamma|beta)$")
 """What older programs called a norm's weight and bias; transformers renames them, too."""
@@ -97,13 +104,21 @@ def _weight_map(folder: Folder) -> dict[str, str] | None:
     if folder.find(SINGLE):
         return None
     if folder.find(INDEX) is None:
-        raise SourceError(f"{folder.path} has neither {SINGLE} nor {INDEX}; only safetensors are read")
+        found = sorted((path.name for path in folder.path.iterdir() if path.suffix in _WEIGHTS), key=_as_weights)
+        words = f"but {', '.join(found[:3])}" if found else "and no other weights"
+        advice = _WEIGHTS[Path(found[0]).suffix] if found else "download the model again"
+        raise SourceError(f"{folder.path} has neither {SINGLE} nor {INDEX}, {words:.160}; {advice}")
     places = folder.json(INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise SourceError(f"{folder.path / INDEX}: weight_map is not an object of file names by tensor")
     if len(set(places.values())) > _MAX_SHARDS:
         raise SourceError(f"{folder.path / INDEX} names more than {_MAX_SHARDS} files")
     return places
+
+
+def _as_weights(name: str) -> tuple[int, str]:
+    """In the order of `_WEIGHTS`: beside safetensors a file .bin may be anything."""
+    return list(_WEIGHTS).index(Path(name).suffix), name
 
 
 def tensors_of(file: Content, what: str) -> dict[str, Entry]:
