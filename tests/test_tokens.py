@@ -113,12 +113,18 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     assert template == "a"
     assert generation["eos_token_ids"] == [end, eot]
     assert (generation["temperature"], generation["top_p"]) == (0.6, 0.9)
-    assert any("tool_use" in line for line in assumptions)
+    assert any("named default is used, not tool_use" in line for line in assumptions)
     assert any("also ends at <|eot_id|>" in line for line in assumptions)
     (folder / "chat_template.jinja").write_text("c")
     (folder / "generation_config.json").write_text('{"do_sample": false, "eos_token_id": [1, 2]}')
     _, template, generation, _ = of_folder(Folder(folder))
     assert (template, generation["temperature"], generation["eos_token_ids"]) == ("c", 0.0, [1, 2, eot])
+    (folder / "chat_template.jinja").unlink()
+    said_of_text = json.loads((folder / "tokenizer_config.json").read_text())
+    said_of_text["chat_template"] = [{"name": "tool_use", "template": "b"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
+    _, template, _, assumptions = of_folder(Folder(folder))
+    assert template is None and any("none is used: tool_use" in line for line in assumptions)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 1000]}')
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert generation["eos_token_ids"] == [2, eot]
@@ -133,6 +139,11 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     definition, template, generation, assumptions = of_folder(folder)
     assert (definition, template, generation) == (None, None, {})
     assert "no tokenizer in the folder" in assumptions[0]
-    (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"no tokenizer\.json"):
+    for name in ("vocab.json", "qwen.tiktoken"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(SourceError, match=rf"has {name} but no tokenizer\.json"):
+            of_folder(folder)
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    with pytest.raises(SourceError, match=r"tokenizer\.model is a vocabulary of tiktoken, .* add the tokenizer\.json"):
         of_folder(folder)

@@ -5,6 +5,7 @@ Fields: sentencepiece_model.proto of google/sentencepiece. A few dozen lines rea
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import BYTE, MAX_TOKENS, NORMAL
 
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")  # a piece in base64 and its number, a line each
+_ADD = "add the tokenizer.json of the model, which save_pretrained of transformers writes"
 _UNIGRAM, _BPE = 1, 2
 _MODELS = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "words", 4: "characters"}
 
@@ -31,6 +34,8 @@ class SentencePiece:
 
 def read_sentencepiece(content: bytes, what: str) -> SentencePiece:
     """Raises SourceError: damaged, or a model that the tokenizers library would not run exactly."""
+    if _TIKTOKEN.match(content):
+        raise SourceError(f"{what} is a vocabulary of tiktoken, expected a SentencePiece model; {_ADD}")
     try:
         return _read(content)
     except SourceError as error:

@@ -28,6 +28,7 @@ _SAMPLING = {
     "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
 _MAX_ADDED = 1 << 16
+_VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
 SIGLIP, SIGLIP2 = "SiglipTokenizer", "Siglip2Tokenizer"
 
 
@@ -77,8 +78,8 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
         return load(content, str(folder.path / "tokenizer.json"))
     content = folder.read("tokenizer.model", MAX_SENTENCEPIECE)
     if content is None:
-        if folder.find("vocab.json") or folder.find("vocab.txt"):
-            raise SourceError(f"{folder.path} has a vocabulary but no tokenizer.json; save_pretrained writes one")
+        if found := next(filter(folder.find, _VOCABULARIES), None):
+            raise SourceError(f"{folder.path} has {found} but no tokenizer.json; save_pretrained writes one")
         return None
     model = read_sentencepiece(content, str(folder.path / "tokenizer.model"))
     if "add_bos_token" not in config:
@@ -202,7 +203,8 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
     if isinstance(template, list):
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         others = ", ".join(sorted(str(name) for name in named if name != "default"))
-        assumptions.append(f"of several chat templates the one named default is used, not {others}"[:200])
+        used = "the one named default is used, not" if "default" in named else "none is named default, none is used:"
+        assumptions.append(f"of several chat templates {used} {others}"[:200])
         template = named.get("default")
     if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
         raise SourceError(
