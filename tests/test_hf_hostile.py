@@ -293,6 +293,15 @@ def test_bad_tensors(folder, name, value, message):
     refused(folder, message)
 
 
+def test_names_of_a_model_that_was_wrapped(folder):
+    def wrap(tensors):
+        for name in list(tensors):
+            tensors[f"_orig_mod.{name}"] = tensors.pop(name)
+
+    edit_tensors(folder, wrap)
+    refused(folder, "layernorm.weight is missing, .* there is _orig_mod.model.layers.0.input_layernorm.weight")
+
+
 def test_tensors_of_older_programs_are_skipped(folder):
     edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}))
     with open_source(folder) as source:

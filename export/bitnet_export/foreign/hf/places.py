@@ -116,7 +116,9 @@ class Places(NamedTuple):
 
     def entry(self, name: str) -> Entry:
         if name not in self.tensors:
-            raise SourceError(f"tensor {name} is missing, config.json calls for it")
+            other = next((each for each in self.tensors if each.endswith(f".{name}")), "")
+            there = f"; there is {other:.120}: save the model without what it was wrapped in" if other else ""
+            raise SourceError(f"tensor {name} is missing, config.json calls for it{there}")
         return self.tensors[name]
 
     def shape(self, spec: Spec, experts: int) -> tuple[int, ...]:
