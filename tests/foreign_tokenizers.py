@@ -46,6 +46,7 @@ BYTE_LEVEL: dict[str, tuple[list[Any], list[str], list[str]]] = {  # steps, spec
         ["<think>", "</think>", "<tool_call>"],
     ),
     "gpt-2": ([_bytes(True)], ["<|endoftext|>"], []),
+    "olmo": ([_bytes(True)], ["<|endoftext|>", "<|padding|>"], []),  # of GPT-NeoX
     "falcon": (
         [
             pre_tokenizers.Punctuation("contiguous"),
@@ -65,7 +66,7 @@ def byte_level(kind: str) -> Tokenizer:
     """BPE over bytes; the special tokens follow the trained ones, as in the published files."""
     steps, special, others = BYTE_LEVEL[kind]
     tokenizer = Tokenizer(models.BPE(ignore_merges=kind in ("llama-bpe", "falcon3")))
-    tokenizer.normalizer = normalizers.NFC() if kind == "qwen2" else None
+    tokenizer.normalizer = normalizers.NFC() if kind in ("qwen2", "olmo") else None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -72,6 +72,14 @@ def test_a_byte_level_vocabulary(steps: tuple[Any, ...], pre: str) -> None:
     assert keys["tokenizer.ggml.add_bos_token"] is True
 
 
+def test_the_words_of_gpt_2_with_nfc_are_olmos() -> None:
+    """GPT-NeoX, which TriLM has."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    keys = vocabulary(tokenizer.to_str().encode(), 260, {"eos_token_ids": [259]})
+    assert keys["tokenizer.ggml.pre"] == "olmo"
+
+
 def sentencepiece() -> Tokenizer:
     """Llama 2's kind: ▁ for spaces, bytes for what has no token."""
     words = [

@@ -43,6 +43,7 @@ _THREES = _split("[0-9][0-9][0-9]")
 PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), _LLAMA3_PRE) | {
     "qwen2": _Pre([_split(_QWEN2), _bytes(False)], nfc=True),
     "gpt-2": _Pre([_bytes(True)]),
+    "olmo": _Pre([_bytes(True)], nfc=True),  # of GPT-NeoX, which TriLM has
     "smollm": _Pre([{"type": "Digits", "individual_digits": True}, _bytes(True)]),
     "falcon": _Pre(
         [

@@ -139,7 +139,9 @@ def _is_byte_level(rules: Mapping[str, Any]) -> bool:
 
 def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
-    pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), "")
+    names = [name for name, known in PRE.items() if _cuts(known.steps) == steps]
+    nfc = any(step["type"] == "NFC" for step in _parts(rules.get("normalizer"), "normalizers"))
+    pre = next((name for name in names if PRE[name].nfc == nfc), names[0] if names else "")
     problems = [] if pre else [f"cuts text by {', then '.join(steps) or 'nothing'}, llama.cpp has no name for this"]
     ignores = bool(rules["model"].get("ignore_merges"))
     if pre and ignores != PRE[pre].ignore_merges and (word := _spelt_otherwise(rules)):
