@@ -256,7 +256,7 @@ def test_a_source_is_not_replaced(own: Path, capsys: pytest.CaptureFixture[str])
 def test_a_source_that_is_not_there_is_said_at_once(
     to: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = "a packed file" if to else "a Hugging Face folder or a GGUF file"
+    expected = "a packed file" if to else "a Hugging Face folder or a GGUF file; get one with: hf download OWNER/MODEL"
     assert main(["convert", str(tmp_path / "no"), str(tmp_path / "out"), *to]) == 1
     assert f"{tmp_path / 'no'} does not exist, expected {expected}" in capsys.readouterr().err
 

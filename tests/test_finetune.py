@@ -212,7 +212,7 @@ def test_packed_or_ternary_weights_are_refused(make: Any, tmp_path: Path) -> Non
 
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(SourceError, match="whose weights are quantized; expected a checkpoint, or a Hugging Face"):
+    with pytest.raises(SourceError, match="is a GGUF file, whose weights are quantized; expected a checkpoint"):
         read_start(str(tmp_path / "m.gguf"))
     (tmp_path / "m.bitnet").write_bytes(records.MAGIC + bytes(100))
     with pytest.raises(

@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             targets = " and ".join(map(_target, _GOES_WITH[name]))
             return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
     if not Path(args.source).exists():
-        kind = "a packed file" if args.to else "a Hugging Face folder or a GGUF file"
+        published = "a Hugging Face folder or a GGUF file; get one with: hf download OWNER/MODEL --local-dir FOLDER"
+        kind = "a packed file" if args.to else published
         raise FileNotFoundError(f"{args.source} does not exist, expected {kind}")
     report: Conversion | Written | OnnxReport
     with _progress_line() as progress:

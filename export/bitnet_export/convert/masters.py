@@ -36,8 +36,8 @@ def read_start(path: str) -> source_model.Start:
                 "name the run folder or checkpoint that it was exported from"
             )
         found = recognise(head) or "a file of an unknown kind"
-        if found.startswith("a GGUF"):
-            found += ", whose weights are quantized"
+        if head.startswith(b"GGUF"):
+            found = "a GGUF file, whose weights are quantized"
         raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")
     if source_model.is_checkpoint(path):
         return dataclasses.replace(source_model.read_checkpoint(path), writes=functools.partial(self_written, path))
