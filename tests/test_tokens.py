@@ -125,6 +125,11 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
     _, template, _, assumptions = of_folder(Folder(folder))
     assert template is None and any("none is used: tool_use" in line for line in assumptions)
+    said_of_text["chat_template"] = ""
+    (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
+    assert of_folder(Folder(folder))[1] is None
+    (folder / "chat_template.jinja").write_text("")
+    assert of_folder(Folder(folder))[1] is None
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 1000]}')
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert generation["eos_token_ids"] == [2, eot]

@@ -78,6 +78,10 @@ def test_gguf_metadata_gives_the_tokenizer_that_it_was_made_of(kind: str, tmp_pa
     assert len(assumptions) == len(known.intersection(names) - {names[-1]} and [1])
 
 
+def test_an_empty_template_is_none() -> None:
+    assert of_gguf(as_gguf("gpt-2") | {"tokenizer.chat_template": ""})[1] is None
+
+
 def test_llama_cpps_default_cuts_as_its_source_says() -> None:
     ours = runtime(*of_gguf(as_gguf("gpt-2") | {"tokenizer.ggml.pre": "default"})[::2])
     pieces = [ours.decode([token]) for token in ours.encode("ab  12345...$x")]

@@ -98,7 +98,7 @@ class _Reading:
         template = self.metadata.get("tokenizer.chat_template")
         if template is not None and type(template) is not str:
             raise SourceError(f"tokenizer.chat_template is {template!a:.80}, expected a text")
-        return definition, template, self._generation(), self.assumptions
+        return definition, template or None, self._generation(), self.assumptions
 
     def _byte_level(self) -> bytes:
         name = self._pre()

@@ -196,7 +196,7 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
     content = folder.read("chat_template.jinja", MAX_TEMPLATE)
     if content is not None:
         try:
-            return content.decode()
+            return content.decode() or None
         except UnicodeDecodeError as error:
             raise SourceError(f"{folder.path}/chat_template.jinja is not UTF-8: {error}") from None
     template = folder.json("chat_template.json").get("chat_template", config.get("chat_template"))
@@ -211,7 +211,7 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
             f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
             "or a list of named ones"
         )
-    return template
+    return template or None  # some have an empty one
 
 
 def _generation(
