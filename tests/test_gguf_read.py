@@ -319,6 +319,13 @@ def test_the_tokenizer_comes_along(tmp_path):
         assert source.template == b"{{ messages }}" and source.generation["eos_token_ids"] == [130]
 
 
+def test_sampling_defaults_come_along(tmp_path):
+    given = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 7.0, "penalty_last_n": 32, "mirostat": 0}
+    _, source = small(tmp_path, **{f"general.sampling.{name}": value for name, value in given.items()})
+    assert source.generation == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repeat_last_n": 32}
+    assert any("general.sampling.min_p was left out: min_p is 7" in line for line in source.assumptions)
+
+
 def test_a_file_of_the_gguf_package(tmp_path):
     """The container as gguf-py writes it, with every kind of value, and the same values as its reader finds."""
     path = tmp_path / "m.gguf"

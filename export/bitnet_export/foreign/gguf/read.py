@@ -13,6 +13,7 @@ from bitnet_export.packed.content import Content
 
 from .container import Gguf
 from .families import Model
+from .sampling import read_sampling
 from .tokenizer import tokenizer_of
 
 
@@ -33,6 +34,7 @@ def _source(file: Gguf, path: Path) -> Source:
     """A GGUF file as a Source. Raises SourceError: an unknown architecture or option, tensors that do not fit it."""
     model = Model(file)
     tokenizer, template, generation, words = _tokenizer(file.metadata, model.config.vocab_size)
+    sampling, left = read_sampling(file.metadata)
     kinds = sorted({file.tensors[name].type.name for name in model.linears()})
     if "I2_S" in kinds:
         model.assumptions.append(
@@ -43,10 +45,10 @@ def _source(file: Gguf, path: Path) -> Source:
         what=f"GGUF {file.version}, {model.arch}, {' and '.join(kinds)}, one scale per {model.config.weight_scale}",
         config=model.config,
         load=model.load,
-        assumptions=(*model.assumptions, *words),
+        assumptions=(*model.assumptions, *words, *left),
         tokenizer=tokenizer,
         template=None if template is None else template.encode(),
-        generation=generation,
+        generation={**generation, **sampling},
         provenance={"source": path.name, "format": f"GGUF {file.version}", "architecture": model.arch},
     )
 

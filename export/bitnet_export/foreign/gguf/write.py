@@ -39,6 +39,7 @@ from bitnet_export.packed.writer import replacing, spare
 from .blocks import KINDS, Kind
 from .families import LAYER, STACK
 from .output import Entry, Value, write_file
+from .sampling import sampling_keys
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
@@ -95,7 +96,7 @@ def write_gguf(
     text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
     refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
-    metadata = writer.metadata() | text
+    metadata = writer.metadata() | text | sampling_keys(generation_of(file))
     entries = list(writer.entries())
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)

@@ -1,0 +1,48 @@
+"""How tokens are chosen where nothing else is said: `general.sampling.*`, which llama.cpp follows, too.
+
+Its converter takes them from generation_config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bitnet_runtime import ModelFormatError
+from bitnet_runtime.defaults import ALIASES, is_whole, model_defaults
+
+from .output import Value
+
+_OURS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
+}  # fmt: skip
+
+
+def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Sampling defaults of a file, for `generation`, and what was left out of them."""
+    found: dict[str, Any] = {}
+    left: list[str] = []
+    for theirs, ours in _OURS.items():
+        value = metadata.get(f"general.sampling.{theirs}")
+        if value is None:
+            continue
+        value = float(str(np.float32(value))) if type(value) is float else value  # 0.6, not 0.6000000238
+        try:
+            model_defaults({ours: value})
+            found[ours] = value
+        except ModelFormatError as error:
+            left.append(f"general.sampling.{theirs} was left out: {str(error).partition(': ')[2]}")
+    return found, left
+
+
+def sampling_keys(generation: Mapping[str, Any]) -> dict[str, Value]:
+    """The same of `generation` as keys; without a number below 0, which is llama.cpp's own way to say all."""
+    given = {ALIASES.get(name, name): value for name, value in generation.items()}
+    keys: dict[str, Value] = {}
+    for theirs, ours in _OURS.items():
+        if (value := given.get(ours)) is not None and value >= 0:
+            keys[f"general.sampling.{theirs}"] = int(value) if is_whole(ours) else float(value)
+    return keys
