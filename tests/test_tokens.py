@@ -134,6 +134,12 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert generation["eos_token_ids"] == [2, eot]
     assert any("was left out: not token ids below 1000" in line for line in assumptions)
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    _, _, generation, _ = of_folder(Folder(folder))
+    assert (generation["temperature"], generation["top_k"]) == (0.6, 20)
+    (folder / "generation_config.json").write_text('{"do_sample": false, "repetition_penalty": 1.2}')
+    _, _, generation, _ = of_folder(Folder(folder))
+    assert (generation["temperature"], generation["repeat_penalty"]) == (0.0, 1.2)
     (folder / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert "top_p" not in generation and any("was left out: top_p is 7" in line for line in assumptions)

@@ -224,11 +224,9 @@ def _generation(
     config = folder.json("generation_config.json")
     described = config if config.get("eos_token_id") is not None else folder.json("config.json")
     ends = set(_end_ids(described, vocab_size, assumptions))
-    found: dict[str, Any] = {}
-    if config.get("do_sample") is True:
-        found = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
-    elif config.get("do_sample") is False:
-        found = {"temperature": 0.0}
+    # Also where it does not say do_sample: who writes a temperature means it. Greedy answers have penalties and an end.
+    found: dict[str, Any] = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
+    found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
     for name, value in list(found.items()):
         try:
             model_defaults({name: value})
