@@ -145,6 +145,18 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     assert "top_p" not in generation and any("was left out: top_p is 7" in line for line in assumptions)
 
 
+def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
+    """Though neither eos_token nor generation_config.json has that token."""
+    words = foreign.byte_level("llama-bpe")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}"
+    folder = foreign.save(tmp_path / "m", words, eos_token="<|end_of_text|>", chat_template=template)
+    _, _, generation, assumptions = of_folder(Folder(folder))
+    assert generation["eos_token_ids"] == [words.token_to_id("<|end_of_text|>"), words.token_to_id("<|eot_id|>")]
+    assert any("also ends at <|eot_id|>, which the chat template writes" in line for line in assumptions)
+    foreign.save(folder, words, eos_token="<|end_of_text|>")
+    assert of_folder(Folder(folder))[2]["eos_token_ids"] == [words.token_to_id("<|end_of_text|>")]
+
+
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     definition, template, generation, assumptions = of_folder(folder)

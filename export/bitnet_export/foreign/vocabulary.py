@@ -29,6 +29,12 @@ MAX_WRITTEN = 1 << 24  # characters of merges; published ones have 6 million
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space
 
+ENDS = (
+    "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
+    "</s>",
+)  # fmt: skip
+"""Control tokens that end answers whatever a GGUF file says, as in llama.cpp; in a folder if its template has them."""
+
 
 class Vocabulary(NamedTuple):
     """Tokens in the order of their ids, and which are put around every text."""

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from bitnet.data.tokenizer import LLAMA_PIECES
 from bitnet_export.foreign.source import SourceError
-from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, byte_level, sentencepiece_bpe
+from bitnet_export.foreign.vocabulary import (
+    BYTE,
+    CONTROL,
+    ENDS,
+    NORMAL,
+    UNKNOWN,
+    Vocabulary,
+    byte_level,
+    sentencepiece_bpe,
+)
 
 T = TypeVar("T", str, int, float)
 
@@ -58,12 +67,6 @@ PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), 
 
 _TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
 """A token by which a vocabulary without tokenizer.ggml.pre is known, and what it was trained with."""
-
-ENDS = (
-    "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
-    "</s>",
-)  # fmt: skip
-"""Control tokens that end an answer whatever the file says, as in llama.cpp."""
 
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet_export.foreign.source import SourceError
-from bitnet_export.foreign.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe
+from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe
 from bitnet_export.packed.records import MAX_TEMPLATE
 
 from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
@@ -67,7 +67,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
         )
     template = _template(folder, config, assumptions)
     texts = {name: _text(value) for name, value in named.items()}
-    generation = _generation(folder, vocab_size, tokenizer, texts, assumptions)
+    generation = _generation(folder, vocab_size, tokenizer, texts, assumptions, template or "")
     return tokenizer.to_str().encode(), template, generation, assumptions
 
 
@@ -215,7 +215,12 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
 
 
 def _generation(
-    folder: Folder, vocab_size: int, tokenizer: Tokenizer | None, texts: Mapping[str, str], assumptions: list[str]
+    folder: Folder,
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
+    texts: Mapping[str, str],
+    assumptions: list[str],
+    template: str = "",
 ) -> dict[str, Any]:
     """`generation` of the packed file's METADATA (FORMAT.md §5)."""
     from bitnet_runtime import ModelFormatError
@@ -238,11 +243,21 @@ def _generation(
         if end is not None and ends and end not in ends:
             assumptions.append(f"an answer also ends at {texts['eos_token']}, the eos_token of the tokenizer")
         ends |= set() if end is None else {end}
+        turns = {token: text for token, text in _ends_of_turns(tokenizer, template).items() if token not in ends}
+        if turns:
+            assumptions.append(f"an answer also ends at {', '.join(turns.values())}, which the chat template writes")
+        ends |= turns.keys()
         first = tokenizer.encode("").ids[:1]
         if first and first == [tokenizer.token_to_id(texts.get("bos_token", ""))]:
             found["bos_token_id"] = first[0]
     found |= {"eos_token_ids": sorted(ends)} if ends else {}
     return found | ({"special_tokens": dict(texts)} if texts else {})
+
+
+def _ends_of_turns(tokenizer: Tokenizer, template: str) -> dict[int, str]:
+    """Special tokens of a template that end answers by their name: without them a chat would go on as its user."""
+    added = {token: each.content for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
+    return {token: text for token, text in added.items() if text in ENDS and text in template}
 
 
 def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str]) -> list[int]:
