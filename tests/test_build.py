@@ -399,8 +399,10 @@ def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
     assert found[:3] == ["prefix=/opt/x", "includedir=/opt/x/includedir", "libdir=/opt/x/libdir"]
 
 
-def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
-    """Its targets keep their names, its libraries stay static, and what joins its sources does not join these."""
+@pytest.mark.parametrize("driver", ["", "2"], ids=["cmake", "scikit-build"])
+def test_another_project_can_have_it_as_a_folder(driver: str, tmp_path: Path) -> None:
+    """Its targets keep their names, its libraries stay static, and what joins its sources does not join these.
+    The other may be a Python package that scikit-build-core builds."""
     (tmp_path / "CMakeLists.txt").write_text(f"""
         cmake_minimum_required(VERSION 3.20)
         project(game LANGUAGES C)
@@ -417,7 +419,8 @@ def test_another_project_can_have_it_as_a_folder(tmp_path: Path) -> None:
         get_target_property(joined bitnet_engine UNITY_BUILD)
         message(STATUS "joined: ${{joined}}")
         """)
-    said = run(cmake_command(), "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_C_COMPILER={CC}")
+    options = [f"-DCMAKE_C_COMPILER={CC}", f"-DSKBUILD={driver}"]
+    said = run(cmake_command(), "-S", tmp_path, "-B", tmp_path / "build", *options)
     assert "joined: OFF" in said
     assert re.findall(r"(\w+) is (\w+_LIBRARY)", said) == [
         ("engine", "STATIC_LIBRARY"), ("rules", "STATIC_LIBRARY"), ("bitnet_runtime", "STATIC_LIBRARY"),
