@@ -17,6 +17,7 @@ BIN := .venv/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PARSERS := hf gguf packed tokens readers convert export
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+export PIP_USER := 0# in .venv pip refuses what its configuration may ask for: the user's own folder
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \

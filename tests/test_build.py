@@ -457,6 +457,14 @@ def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
     assert f"CFLAGS contain {flag}" in done.stderr
 
 
+def test_make_installs_into_its_own_environment() -> None:
+    """There pip refuses to install for the user, as PIP_USER or its own configuration may ask everywhere."""
+    if not shutil.which("make"):
+        pytest.skip("no make")
+    ask = ["--eval", "ask: ; @echo $$PIP_USER", "ask"]
+    assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *ask) == "0\n"
+
+
 def test_runtime_needs_no_torch() -> None:
     """`import bitnet_runtime` and the command line's help work where torch cannot be imported."""
     block = "import sys; sys.modules['torch'] = None; "
