@@ -107,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack characters that we print
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
+    code = 0
     try:
         with _ending():
             code = _run(argv)
@@ -114,9 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:  # as the answer goes out
         return 130
-    except BrokenPipeError:  # the reader of our output is gone, so there is nobody to tell
+    except OSError as error:  # the reader is gone, or the disk is full; Python would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if code or isinstance(error, BrokenPipeError):  # the reason was given, or there is nobody to tell
+            return code or 1
+        return _fail(f"{error.strerror}: standard output")
 
 
 @contextmanager

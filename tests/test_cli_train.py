@@ -94,6 +94,20 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.returncode == 1 and errors == b""
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line(unbuffered: str) -> None:
+    """Also when it is met as Python ends, and not before."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full")
+    argv = [sys.executable, "-m", "bitnet", "--version"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with full.open("w") as out:
+        done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bitnet: error: No space left on device") and done.stderr.count("\n") == 1
+
+
 def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
     for library, extra in command.EXTRAS.items():
         assert f" '{library.replace('_', '-')}>=" in command._install(extra)
