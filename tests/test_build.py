@@ -457,6 +457,14 @@ def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
     assert f"CFLAGS contain {flag}" in done.stderr
 
 
+def test_a_python_without_headers_is_named(tmp_path: Path) -> None:
+    """CMake says of it that its interpreter is missing, too."""
+    options = ["-DSKBUILD=2", f"-DPython_EXECUTABLE={sys.executable}", "-DPython_INCLUDE_DIR=/nonexistent"]
+    done = subprocess.run([cmake_command(), "-S", ROOT, "-B", tmp_path, *options], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Python.h was not found" in done.stderr and "apt install python3-dev" in done.stderr
+
+
 def test_make_installs_into_its_own_environment() -> None:
     """There pip refuses to install for the user, as PIP_USER or its own configuration may ask everywhere."""
     if not shutil.which("make"):
