@@ -132,7 +132,13 @@ clean:
 
 # ---- the environment, brought up to date when a source or the list of packages changes ----
 
-.venv/made:
+# Programs of an environment name its place, so in a clone that was moved none starts, and in a copy that of the other.
+MOVED := $(shell [ -L .venv ] || [ ! -e .venv/made ] || grep -qsF " $$(pwd -P)/.venv" .venv/pyvenv.cfg || echo moved)
+.PHONY: moved
+moved:
+	@echo 'error: .venv was made in another folder, expected $(CURDIR); this removes it: make clean' >&2; exit 1
+
+.venv/made: $(MOVED)
 	@command -v "$(PYTHON)" >/dev/null || \
 	    { echo 'error: no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -473,6 +473,22 @@ def test_make_installs_into_its_own_environment() -> None:
     assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *ask) == "0\n"
 
 
+def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
+    """In its environment nothing starts, or in a copy what is in the other."""
+    if not shutil.which("make"):
+        pytest.skip("no make")
+    clone = tmp_path / "it's a clone"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
+    shutil.copy(ROOT / "Makefile", clone)
+    (clone / ".venv" / "made").touch()
+    command = ["make", "--no-print-directory", ".venv/made"]
+    assert subprocess.run(command, cwd=clone).returncode == 0
+    moved = clone.rename(tmp_path / "moved")
+    done = subprocess.run(command, cwd=moved, capture_output=True, text=True)
+    assert done.returncode == 2 and "error: .venv was made in another folder" in done.stderr
+    assert (moved / ".venv" / "made").exists()
+
+
 def test_runtime_needs_no_torch() -> None:
     """`import bitnet_runtime` and the command line's help work where torch cannot be imported."""
     block = "import sys; sys.modules['torch'] = None; "
