@@ -465,12 +465,13 @@ def test_a_python_without_headers_is_named(tmp_path: Path) -> None:
     assert "Python.h was not found" in done.stderr and "apt install python3-dev" in done.stderr
 
 
-def test_make_installs_into_its_own_environment() -> None:
+def test_make_installs_into_its_own_environment(tmp_path: Path) -> None:
     """There pip refuses to install for the user, as PIP_USER or its own configuration may ask everywhere."""
     if not shutil.which("make"):
         pytest.skip("no make")
-    ask = ["--eval", "ask: ; @echo $$PIP_USER", "ask"]
-    assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *ask) == "0\n"
+    (tmp_path / "ask.mk").write_text("ask: ; @echo $$PIP_USER\n")
+    files = ["-f", "Makefile", "-f", tmp_path / "ask.mk"]
+    assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *files, "ask") == "0\n"
 
 
 def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
