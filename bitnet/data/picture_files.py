@@ -11,6 +11,7 @@ are the lines of .jsonl files and the rows of .csv files, with paths relative to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 """Of the pictures that are looked for in a folder. One that a record names is read whatever its name."""
 RECORDS = (".jsonl", ".csv")
 ANSWERS, QUESTIONS = ("caption", "text", "suffix", "answer"), ("prefix", "question")
+URL = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 EXPECTED = 'expected "image" and "caption", or "image", "prefix" and "suffix"'
 
 
@@ -116,18 +118,26 @@ def _record(values: Any, folder: Path, where: str) -> Record:
         raise DataError(f"{where}: {_found(values)} and no text to learn; {EXPECTED}")
     if len(answers) != 1 or len(questions) > 1 or ("image" in said and "images" in said):
         raise DataError(f"{where}: {_found(values)}; {EXPECTED}")
-    if answers[0] in ("caption", "text") and (questions or len(paths) != 1):
-        raise DataError(f"{where}: {_found(values)}; a caption is of one image that nothing is asked of; {EXPECTED}")
     if not isinstance(paths, list) or not all(isinstance(path, str) and path.strip() for path in paths):
         raise DataError(f"{where}: the images are {paths!r:.80}, expected paths")
+    if answers[0] in ("caption", "text") and (questions or len(paths) != 1):
+        raise DataError(f"{where}: {_found(values)}; a caption is of one image that nothing is asked of; {EXPECTED}")
     prefix, suffix = (said[names[0]] if names else "" for names in (questions, answers))
     for name, text in ((questions or ["prefix"])[0], prefix), (answers[0], suffix):
         if problem := _problem(text, empty=name != answers[0]):
             raise DataError(f'{where}: "{name}" {problem}')
-    found = tuple(folder / path for path in paths)
-    if missing := [path for path in found if not path.is_file()]:
-        raise DataError(f"{where}: there is no file {missing[0]}")
-    return Record(found, prefix, suffix, where)
+    if missing := [path for path in paths if not is_file(folder / path)]:
+        if URL.match(missing[0]):
+            raise DataError(f"{where}: an image is {missing[0]!r:.60}, expected a path: keep it in a file")
+        raise DataError(f"{where}: there is no file {folder / missing[0]}")
+    return Record(tuple(folder / path for path in paths), prefix, suffix, where)
+
+
+def is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a data: URL is too long for a name
+        return False
 
 
 def _problem(text: Any, empty: bool) -> str:

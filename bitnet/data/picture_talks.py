@@ -32,7 +32,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, Shuffled, seed_of
 from bitnet.data.dialogues import KNOWN_ROLES, Encoder
 from bitnet.data.packing import Dialogue
-from bitnet.data.picture_files import Record
+from bitnet.data.picture_files import Record, is_file
 from bitnet.data.pictures import Side, Sight, mapped
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.image_prompts import images_of, is_known, placed, without_images
@@ -68,10 +68,7 @@ def read(files: Iterable[Path]) -> Iterator[Record]:
 
 
 def _is_file(folder: Path, name: object) -> bool:
-    try:
-        return isinstance(name, str) and bool(name.strip()) and (folder / name).is_file()
-    except OSError:  # a data: URL is too long for a name
-        return False
+    return isinstance(name, str) and bool(name.strip()) and is_file(folder / name)
 
 
 def _check(messages: Messages, where: str) -> None:
