@@ -327,6 +327,16 @@ def test_limits_are_those_asked_for_and_no_long_picture_grows_by_cropping() -> N
         Processor(224, resize="crop").bytes(long)
 
 
+def test_faults_of_what_was_decoded_name_the_file(tmp_path: Path) -> None:
+    floats, long = tmp_path / "floats.tif", tmp_path / "long.png"
+    Image.fromarray(noise(S, S) * np.float32(1)).save(floats)
+    Image.new("L", (60_000, 1)).save(long)
+    with pytest.raises(ImageError, match=f"^{floats}: an array with numbers from "):
+        Processor(S).floats(floats)
+    with pytest.raises(ImageError, match=f"^{long}: 60,000 × 1 pixels, too long"):
+        Processor(224, resize="crop").batch([long])
+
+
 MEMORY = """
 import sys
 from bitnet_runtime.images import Processor

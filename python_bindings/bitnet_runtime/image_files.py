@@ -35,7 +35,7 @@ class Decoded:
 
     def __init__(self, source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixels: int) -> None:
         pillow, operations = _libraries()
-        self._name = _name(source)
+        self.name = _name(source)  # how messages call it
         with self._decoding(), contextlib.ExitStack() as stack:
             if isinstance(source, (str, bytes, os.PathLike)):
                 image: Any = pillow.open(stack.enter_context(_file(source)), formats=FORMATS)
@@ -67,9 +67,9 @@ class Decoded:
             with _quiet:
                 yield
         except ImageError as error:
-            raise ImageError(f"{self._name}: {error}") from None
+            raise ImageError(f"{self.name}: {error}") from None
         except Exception as error:  # there is no list of them
-            raise ImageError(f"{self._name}: {_why(error)}") from None
+            raise ImageError(f"{self.name}: {_why(error)}") from None
 
 
 def _why(error: Exception) -> str:

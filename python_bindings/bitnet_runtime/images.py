@@ -104,9 +104,16 @@ class Processor:
         """(channels, size, size), uint8 or float32."""
         import numpy as np
 
-        height, width, rows = _opened(image, self.most_pixels)
-        tall, wide = self._before_cutting(height, width)
-        bands = (_coloured(rows(top, min(top + BAND, height)), self.channels) for top in range(0, height, BAND))
+        height, width, rows, name = _opened(image, self.most_pixels)
+        with naming(name):
+            tall, wide = self._before_cutting(height, width)
+
+        def band(top: int) -> NDArray[Any]:
+            some = rows(top, min(top + BAND, height))  # an error in there has the name
+            with naming(name):
+                return _coloured(some, self.channels)
+
+        bands = map(band, range(0, height, BAND))
         if (tall, wide) == (height, width):
             array = np.concatenate([*bands])
         else:
@@ -135,14 +142,15 @@ def is_one(images: object) -> bool:
     return not isinstance(images, (list, tuple)) and getattr(images, "ndim", 0) != 4
 
 
-def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows]:
-    """Height, width, and what gives rows: (rows, width) or (rows, width, 1, 3 or 4), uint8 or float."""
+def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows, str]:
+    """Height, width, and what gives rows: (rows, width) or (rows, width, 1, 3 or 4), uint8 or float. And its name,
+    which an array does not have."""
     import numpy as np
 
     if isinstance(image, np.ndarray):
         array: NDArray[Any] = np.asarray(image)
         _check_array(array, most_pixels)
-        return array.shape[0], array.shape[1], lambda top, bottom: array[top:bottom]
+        return array.shape[0], array.shape[1], lambda top, bottom: array[top:bottom], ""
     if isinstance(image, (bytearray, memoryview)):
         image = bytes(image)
     if not (isinstance(image, (str, bytes, os.PathLike)) or is_pillow_image(image)):
@@ -150,7 +158,7 @@ def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows]:
             f"a {type(image).__name__}, expected the name of a file, its bytes, an image of Pillow, or a numpy array"
         )
     decoded = Decoded(image, most_pixels)
-    return decoded.height, decoded.width, decoded.rows
+    return decoded.height, decoded.width, decoded.rows, decoded.name
 
 
 def _check_array(array: NDArray[Any], most_pixels: int) -> None:
