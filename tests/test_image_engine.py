@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet_export import random_model
-from bitnet_runtime import InvalidParameterError, Model, NumericError, UnsupportedModelError, available_isas, vision
+from bitnet_runtime import (
+    ContextLengthError,
+    InvalidParameterError,
+    Model,
+    NumericError,
+    UnsupportedModelError,
+    available_isas,
+    vision,
+)
 from drawn_models import made
 from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, prompt
 
@@ -166,6 +174,13 @@ def test_a_decoder_is_shown_images(ternary: bool, tmp_path: Path) -> None:
         assert np.abs(found - fp32).mean() <= 1.5 * np.abs(fp64 - fp32).mean() + 5e-4 * np.abs(fp64).mean()
     else:
         assert np.abs(found - fp64).max() < 1e-5 * np.abs(fp64).max()
+
+
+def test_pictures_that_do_not_fit_are_not_decoded(tmp_path: Path) -> None:
+    """Of a short request it would take minutes, and memory for all of them."""
+    _, path = made(PALIGEMMA, tmp_path)
+    with Model.load(path) as engine, pytest.raises(ContextLengthError, match="those of 1000 images"):
+        engine.generate([5], images=[b"no picture"] * 1000)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "int8"])

@@ -142,6 +142,10 @@ def is_one(images: object) -> bool:
     return not isinstance(images, (list, tuple)) and getattr(images, "ndim", 0) != 4
 
 
+def count(images: Image | Sequence[Image]) -> int:
+    return 1 if is_one(images) else len(cast("Sequence[Image]", images))
+
+
 def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows, str]:
     """Height, width, and what gives rows: (rows, width) or (rows, width, 1, 3 or 4), uint8 or float. And its name,
     which an array does not have."""

@@ -9,7 +9,7 @@ from bitnet_runtime import vision
 from bitnet_runtime.errors import ImageError, ModelFormatError, UnsupportedModelError, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.image_info import ImageInfo
-from bitnet_runtime.images import Processor, is_one
+from bitnet_runtime.images import Processor, count
 from bitnet_runtime.once import once
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ModelImages(ModelFacts):
         """The vectors of pictures, encoded in groups: the pixels of a long list would fill the memory."""
         import numpy as np
 
-        out = np.empty((1 if is_one(images) else len(images), *shape), np.float32)  # type: ignore[arg-type]
+        out = np.empty((count(images), *shape), np.float32)
         done = 0
         for pixels in self.processor.batches(images, vision.at_once(self.require_images())):
             out[done : done + len(pixels)] = compute(self, pixels)

@@ -15,6 +15,7 @@ from bitnet_runtime.errors import (
 )
 from bitnet_runtime.ids import NO_TOKEN, token_ids
 from bitnet_runtime.image_prompts import images_of, placed, without_images
+from bitnet_runtime.images import count
 from bitnet_runtime.infilling import Gap, around, gap_of
 from bitnet_runtime.model_images import ModelImages
 from bitnet_runtime.once import once
@@ -175,22 +176,21 @@ class ModelText(ModelImages):
         self.require_next_token()
         if images is None or (isinstance(images, (list, tuple)) and not images):
             return Ready(self._prompt(prompt, n_ctx))
-        pixels = self._pixels(images)
-        seen = self._require_image_token()
+        seen, n = self._require_image_token(), count(images)
         if isinstance(prompt, str):
             self._check_length(prompt, n_ctx)
-            tokens, start = self.image_prompt(prompt, len(pixels)), len(pixels) * seen.n_tokens
+            tokens, start = self.image_prompt(prompt, n), n * seen.n_tokens
             tokens[:start] = [NO_TOKEN] * start  # alone: a tokenizer may have more of them in texts
         else:
             ids = token_ids(prompt, "prompt", self.vocab_size)
-            tokens = placed(ids, seen.image_token, len(pixels), seen.n_tokens)
+            tokens = placed(ids, seen.image_token, n, seen.n_tokens)
             tokens = [NO_TOKEN if token == seen.image_token else token for token in tokens]
         if len(tokens) > n_ctx:
-            taken = len(pixels) * seen.n_tokens
+            taken = n * seen.n_tokens
             fit = max(0, n_ctx - len(tokens) + taken) // seen.n_tokens
-            some = f"{taken} of them are those of {len(pixels)} images, {seen.n_tokens} each, and {fit} would fit"
+            some = f"{taken} of them are those of {n} images, {seen.n_tokens} each, and {fit} would fit"
             raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, some=some)
-        return Ready(tokens, pixels)
+        return Ready(tokens, self._pixels(images))  # only now: to decode many takes long
 
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
         """A prompt without images."""
