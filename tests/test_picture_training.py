@@ -212,7 +212,7 @@ def test_refused_data(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[
         ((*DECODER, "--augment", "crop"), "--augment is of images, and the model sees none; leave it out"),
         ((*DECODER, "--vision", tmp_path / "none"), "none does not exist, expected a checkpoint"),
         ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.image_size=16"), "vision.image_size is 8 in "),
-        ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.dim=25"), "of its stack of images is [24"),
+        ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.dim=25"), "in the model [25]; leave out the --set"),
     ):
         assert bitnet("train", *command, *ask, "--out", tmp_path / "r") == 1
         assert said in capsys.readouterr().err

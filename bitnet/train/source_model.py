@@ -166,7 +166,8 @@ def take_vision(model: Transformer, tower: Start) -> str:
         elif not name.startswith("projector."):
             found = "missing" if given is None else list(given.shape)
             raise SourceModelError(
-                f"{tower.what}: tensor {name} of its stack of images is {found}, in the model {list(tensor.shape)}"
+                f"{tower.what}: tensor {name} of its stack of images is {found}, in the model {list(tensor.shape)}; "
+                "leave out the --set vision.… that gives it another shape, or train without --vision"
             )
     return f"images: {tower.what}"
 
