@@ -326,8 +326,9 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     assert inputs.tolist() == [[END, *ids("cdef")], [END, *ids("ab"), END, END]] and targets.tolist() == [0, 1]
     assert documents.tolist() == [[0] * 5, [0, 0, 0, 1, 1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
     assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
-    with pytest.raises(DataError, match="a record has 0 images, and --objective contrastive"):
-        Captions(kept(lines(tmp_path, "b.jsonl", [{"suffix": "x"}]), tmp_path / "run"), STACK, END, Frame((END,)))
+    none = lines(tmp_path, "b.jsonl", [{"image": "0.png", "caption": "x"}, {"suffix": "x"}])
+    with pytest.raises(DataError, match=r"b\.jsonl, line 2: it has 0 images, and --objective contrastive"):
+        list(picture_files.captions(picture_files.read([str(none)])))
 
 
 @pytest.mark.parametrize(

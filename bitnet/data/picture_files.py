@@ -76,6 +76,18 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
             raise DataError(f"{source} {found}, expected records of images and texts")
 
 
+def captions(records: Iterable[Record]) -> Iterator[Record]:
+    """The same, each of one image. Raises DataError naming those that are not."""
+    expected = "and --objective contrastive learns which text belongs to which; give one each, or --objective next"
+    problems, n = Problems(), 0
+    for n, record in enumerate(records, 1):
+        if len(record.images) == 1:
+            yield record
+        else:
+            problems.add(DataError(f"{record.where}: it has {len(record.images)} images, {expected}"), n)
+    problems.refuse(n)
+
+
 def _files(files: Iterable[Path]) -> Iterator[Record]:
     problems, n = Problems(), 0
     for file in files:

@@ -36,7 +36,9 @@ def evaluate(
     made = model.processor
     sizes = seen.image_size, seen.channels, seen.n_tokens
     sight = Sight(*sizes, seen.pixel_mean, seen.pixel_std, made.resize, made.filter)
-    kept = pictures.store(pictures.every(picture_files.read(data)), words, sight, scratch, "text", first)
+    records = picture_files.read(data)
+    side = pictures.every(records if model.has_head else picture_files.captions(records))
+    kept = pictures.store(side, words, sight, scratch, "text", first)
     frame = Frame.of(words, generation | {"bos_token_id": model.bos_token})
     if model.has_head:
         end = tokenizer.end_token(words, generation)

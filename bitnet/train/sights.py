@@ -33,7 +33,7 @@ def read(
         if kept[0] and kept[1]:
             return choose([]), (kept[0], kept[1])
     say(f"{folder}: reading the records, making token ids of texts and bytes of images")
-    sides = pictures.split(picture_files.read(settings.data), settings.validation, say)
+    sides = pictures.split(_records(settings, settings.data), settings.validation, say)
     words = choose(text for record in sides[0].records for text in (record.prefix + "\n", record.suffix))
     if settings.objective == "next":
         tokenizer.image_token(words)
@@ -54,11 +54,16 @@ def of_checkpoint(
     scratch: Path,
 ) -> pictures.Pictures:
     """The records to measure a checkpoint on: `data`, or without what its run held out."""
-    records = picture_files.read(data or settings.data)
+    records = _records(settings, data or settings.data)
     side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
     return pictures.store(
         side, words, pictures.Sight.of(vision, generation), scratch, "text", tokenizer.separator(words, generation)
     )
+
+
+def _records(settings: Settings, data: Sequence[str]) -> Iterable[picture_files.Record]:
+    records = picture_files.read(data)
+    return picture_files.captions(records) if settings.objective == "contrastive" else records
 
 
 def template(words: Tokenizer, generation: dict[str, Any]) -> str:
