@@ -72,6 +72,17 @@ def test_rows_of_a_conversation(prefix: bool, tmp_path: Path) -> None:
     assert not documents[:, : int(lengths[0])].any() and documents[0].any() == prefix  # the first is shorter
 
 
+def test_answers_in_parts_are_those_in_texts(tmp_path: Path) -> None:
+    file = conversations(tmp_path / "data", 3)
+    plain = talks_of(tmp_path, file, False)[0].rows(range(3), 400)
+    talks = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    for message in (message for talk in talks for message in talk if isinstance(message["content"], str)):
+        message["content"] = [{"type": "text", "text": message["content"]}]
+    file = lines(tmp_path / "data", "parts.jsonl", [{"messages": talk} for talk in talks])
+    for one, other in zip(plain, talks_of(tmp_path, file, False)[0].rows(range(3), 400), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_picture_is_looked_at_once(tmp_path: Path) -> None:
     """For several questions, with the same loss as for each by itself; changed alike for a whole conversation."""
     talks, _, _ = talks_of(tmp_path, conversations(tmp_path / "data", 3), True)
@@ -139,6 +150,20 @@ def test_the_engine_is_asked_what_was_learnt(config: Any, tmp_path: Path) -> Non
 def test_conversations_that_are_refused(content: Any, message: str, tmp_path: Path) -> None:
     asked = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}]}
     file = lines(tmp_path, "talks.jsonl", [asked])
+    with pytest.raises(DataError, match=message):
+        list(picture_talks.read([file]))
+
+
+@pytest.mark.parametrize(
+    ("beside", "answer", "message"),
+    [
+        ({}, [{"type": "image", "image": "0.png"}], "line 1: an answer has an image, expected text alone"),
+    ],
+)
+def test_pictures_that_stand_elsewhere_are_refused(beside: Any, answer: Any, message: str, tmp_path: Path) -> None:
+    list(halves(tmp_path, 1))
+    asked = {"messages": [{"role": "user", "content": "<image>what?"}, {"role": "assistant", "content": answer}]}
+    file = lines(tmp_path, "talks.jsonl", [asked | beside])
     with pytest.raises(DataError, match=message):
         list(picture_talks.read([file]))
 

@@ -71,8 +71,8 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         )
     if not parts:
         messages = [_joined(message) for message in messages]
+    kinds = (str, list) if parts else str
     for message in messages:
-        kinds = (str, list) if parts and isinstance(message, dict) and message.get("role") != "assistant" else (str,)
         said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
         calls = isinstance(message, dict) and message.get("content") is None and is_message(message)
         if not (said or calls) or not isinstance(message.get("role"), str):

@@ -72,8 +72,10 @@ def _is_file(folder: Path, name: object) -> bool:
 
 
 def _check(messages: Messages, where: str) -> None:
-    """Raises DataError: a part is neither a text nor an image."""
+    """Raises DataError: a part is neither a text nor an image, or an image is in an answer."""
     for message in messages:
+        if message["role"] == "assistant" and images_of([message]):
+            raise DataError(f"{where}: an answer has an image, expected text alone; a question may have it")
         for part in message["content"] if isinstance(message["content"], list) else ():
             if not is_known(part):
                 raise DataError(f"{where}: a part is {part!r:.80}, expected a text or an image")
