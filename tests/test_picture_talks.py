@@ -157,6 +157,8 @@ def test_conversations_that_are_refused(content: Any, message: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("beside", "answer", "message"),
     [
+        ({"images": ["0.png"]}, "x", 'line 1: "images" stands beside "messages", expected each picture in a part'),
+        ({"image": "0.png"}, "x", 'line 1: "image" stands beside'),
         ({}, [{"type": "image", "image": "0.png"}], "line 1: an answer has an image, expected text alone"),
     ],
 )

@@ -71,6 +71,11 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         )
     if not parts:
         messages = [_joined(message) for message in messages]
+    elif beside := [name for name in ("images", "image") if record.get(name)]:
+        raise DataError(
+            f'{where}: "{beside[0]}" stands beside "messages", expected each picture in a part of a message: '
+            '{"type": "image", "image": "a.png"}'
+        )
     kinds = (str, list) if parts else str
     for message in messages:
         said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
