@@ -126,6 +126,8 @@ def _record(values: Any, folder: Path, where: str) -> Record:
     said = values if isinstance(values, dict) else {}
     answers, questions = ([name for name in names if name in said] for names in (ANSWERS, QUESTIONS))
     paths = said.get("images", [said["image"]] if "image" in said else [])
+    if "messages" in said:
+        raise DataError(f"{where}: it has 'messages'; a run learns conversations with --chat; here {EXPECTED}")
     if isinstance(values, dict) and not answers and values:
         raise DataError(f"{where}: {_found(values)} and no text to learn; {EXPECTED}")
     if len(answers) != 1 or len(questions) > 1 or ("image" in said and "images" in said):
