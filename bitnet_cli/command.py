@@ -68,7 +68,13 @@ class VerbParser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         _module(self._verb).arguments(self)
         self._refuse_empty(args)
-        return super().parse_known_args(args, namespace)
+        found, left = super().parse_known_args(args, namespace)
+        several = next((each for each in self._actions if each.nargs == "+" and not each.option_strings), None)
+        if several:  # argparse takes those in front of the first option alone
+            more = [word for word in left if not word.startswith("-")]
+            getattr(found, several.dest).extend(map(several.type or str, more))  # type: ignore[arg-type]
+            left = [word for word in left if word.startswith("-")]
+        return found, left
 
     def _refuse_empty(self, words: Sequence[str]) -> None:
         """Refuse empty arguments: an unset shell variable would mean the current folder, or an option not given."""

@@ -63,6 +63,10 @@ def test_similarity_shows_the_texts_of_each_picture_best_first(folder: Path) -> 
     assert "the model judges pairs (sigmoid)" in err
     flagged = bitnet("similarity", *pictures, "-m", folder / "towers", *options, "--quiet")
     assert flagged == (0, out, "")
+    for place in (0, 1, 2):  # of the options, among the names
+        names = [folder / "towers", *pictures]
+        mixed = bitnet("similarity", *names[:place], *options, "--quiet", "--threads", "1", *names[place:])
+        assert mixed == (0, out, "")
 
 
 def test_similarity_with_an_adapter(folder: Path, tmp_path: Path) -> None:

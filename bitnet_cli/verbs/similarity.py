@@ -34,13 +34,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    images = args.images
-    if args.model_flag and args.model:  # then the first name without a flag is a picture's
-        images = [str(args.model), *images]
-    path = args.model_flag or args.model
-    if path is None:
+    names = [*([str(args.model)] if args.model else []), *args.images]
+    if not args.model_flag and len(names) < 2:
         needed = "expected a packed file and a picture, as in `bitnet similarity model.bitnet cat.png -p TEXT`"
-        return refuse(f"{escape(images[0])} alone is given, {needed}")
+        return refuse(f"{escape(names[0])} alone is given, {needed}")
+    path, images = (args.model_flag, names) if args.model_flag else (Path(names[0]), names[1:])
     texts = args.text or lines_of(read_text(args.file) or "")
     if not all(texts) or not texts:
         place = f"text {texts.index('') + 1} is empty" if texts else f"{args.file} has no line"
