@@ -93,7 +93,8 @@ def test_responses_as_a_stream(client: OpenAI, serving: Serving) -> None:
         ({"input": "x", "max_output_token": 5}, "max_output_token"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "response_format"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "/etc/passwd"}]}]}, "messages"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "/etc/passwd"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, "input"),
     ],
 )
 def test_wrong_responses(serving: Serving, asked: Any, param: str) -> None:

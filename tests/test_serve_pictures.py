@@ -56,6 +56,12 @@ def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> N
             assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code)
 
 
+def test_an_image_token_without_an_image_is_of_the_prompt(tmp_path: Path) -> None:
+    with served(packed(tmp_path / "asks.bitnet", PALIGEMMA)) as serving:
+        status, answer = post(serving, "/v1/completions", {"prompt": [PALIGEMMA.image_token]})
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
 def test_a_model_whose_pictures_are_no_vectors_says_so(tmp_path: Path) -> None:
     with served(packed(tmp_path / "asks.bitnet", PALIGEMMA)) as serving:
         status, answer = post(serving, "/v1/embeddings", {"input": {"image": urls(1)[0]}})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bitnet_runtime.chat import OWN
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.errors import shown
+from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
@@ -130,7 +130,8 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
         raise refuse(told, code="template_error")
     for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not is_data(image):
-            raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
+            told = f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes"
+            raise InvalidParameterError(told, "messages")
     tokens = model.apply_template(said, tools, **frame.asked)
     return tokens + (model.tokenize(frame.begun, add_bos=False) if frame.begun else [])
 

@@ -36,6 +36,8 @@ CODES: dict[type[Exception], str] = {
     ImageError: "invalid_image",
 }
 """Codes of errors that the client can do something about."""
+OF_TEXTS = ("text", "messages", "images")
+"""What the runtime calls the contents of the text field, whatever the API calls that field."""
 
 
 class ApiError(Exception):
@@ -89,7 +91,7 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         return refuse(str(error), error.param or None, "invalid_format")
     if isinstance(error, InvalidParameterError):
         unknown = str(error).startswith("unknown parameter")
-        param = field if field and error.param == "text" else error.param
+        param = field if field and error.param in OF_TEXTS else error.param
         return refuse(str(error), param or None, "unknown_parameter" if unknown else "invalid_value")
     if isinstance(error, CacheFullError):
         return ApiError(503, str(error), "overloaded", retry_after=10)
