@@ -66,6 +66,15 @@ def test_one_record_in_every_form(tmp_path: Path) -> None:
     assert [record.where for record in read(by_line)] == [f"{by_line}, line {n}" for n in (1, 2, 3)]
 
 
+def test_records_of_a_glob(tmp_path: Path) -> None:
+    list(halves(tmp_path / "a", 1))
+    for name in ("0", "1"):
+        lines(tmp_path / "a", f"{name}.jsonl", [{"image": "0.png", "caption": name}])
+    assert [record.suffix for record in read(tmp_path / "*" / "[01].jsonl")] == ["0", "1"]
+    with pytest.raises(DataError, match=r"none\*\.csv does not exist, expected records"):
+        read(tmp_path / "none*.csv")
+
+
 def test_tables_may_be_compressed(tmp_path: Path) -> None:
     names = [name for name, _, _ in halves(tmp_path, 2)]
     plain = [

@@ -11,6 +11,7 @@ are the lines of .jsonl files and the rows of .csv files, with paths relative to
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from bitnet.data.corpus import DataError
 from bitnet.data.files import kind_of, records, rows_of
-from bitnet.data.finding import LOG
+from bitnet.data.finding import LOG, matches
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -60,11 +61,10 @@ class Problems(list[str]):
 
 
 def read(sources: Sequence[str]) -> Iterator[Record]:
-    """The records of files and folders. Raises DataError naming file and line."""
+    """The records of files, folders and globs. Raises DataError naming file and line."""
     if not sources:
         raise DataError("a model that looks at images learns from records of images and texts; name them with --data")
-    for source in sources:
-        path = Path(source)
+    for path in itertools.chain.from_iterable(map(_named, sources)):
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file())
             tables = [file for file in files if kind_of(file) in RECORDS and file.name != LOG]
@@ -72,8 +72,14 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
         elif kind_of(path) in RECORDS:
             yield from _files([path])
         else:
-            found = "is no .jsonl file, .csv file or folder" if path.exists() else "does not exist"
-            raise DataError(f"{source} {found}, expected records of images and texts")
+            raise DataError(f"{path} is no .jsonl file, .csv file or folder, expected records of images and texts")
+
+
+def _named(source: str) -> list[Path]:
+    named = [Path(source)] if Path(source).exists() else [Path(match) for match in matches(source)]
+    if not named:
+        raise DataError(f"{source} does not exist, expected records of images and texts")
+    return named
 
 
 def captions(records: Iterable[Record]) -> Iterator[Record]:
