@@ -53,6 +53,7 @@ class CallReader:
         self._parts: list[CallPart] = []
         self._text = ""  # not yet understood
         self._said: list[str] = []
+        self._gap = ""  # spaces before what may be a call
         self._after = False  # a call was the last thing
         self._spoke = False  # there was text
         self._json = _Object()
@@ -83,7 +84,8 @@ class CallReader:
         """Read text until a call opens. White space around a call is dropped."""
         place = self._text.find(self._opens)
         if place >= 0:
-            self._say(self._text[:place].rstrip())
+            self._gap = self._text[len(self._text[:place].rstrip()) : place]
+            self._say(self._text[: place - len(self._gap)])
             return self._go(self._inside, place + len(self._opens))
         whole = final and not (self._cut and (self._after or not self._spoke))  # else it is the begin of a call
         end = len(self._text) if whole else len(self._text[: _without_begin(self._text, self._opens)].rstrip())
@@ -114,9 +116,13 @@ class CallReader:
             return False
         end = place if place >= 0 else len(self._text)
         body, closes = self._text[:end], self._closes if place >= 0 else ""
-        half = self._cut and not closes and (self._opens or _BEGUN.match(body))
+        spoken, again, _ = body.partition(self._opens) if self._opens else (body, "", "")
+        half = self._cut and not closes and not again and (self._opens or _BEGUN.match(body))
         if not half and not self._whole_calls(body):
-            self._say(self._opens + body + closes)
+            if again:  # this one was only spoken of
+                body, closes = spoken.rstrip(), ""
+                end = len(body)
+            self._say(self._gap + self._opens + body + closes)
         return self._go(self._outside if self._opens else self._rest, end + len(closes))
 
     def _arguments(self, final: bool) -> bool:
