@@ -72,6 +72,11 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("tags", "To do: \n\n<tool_call>no JSON</tool_call>", "To do: \n\n<tool_call>no JSON</tool_call>", []),
     ("tags", f"I may <tool_call> it. {SECOND}", "I may <tool_call> it.", [("clock", "{}")]),
     ("tags", f"<tool_call>\n{SECOND}", "<tool_call>", [("clock", "{}")]),
+    ("tags", '<tool_call>{"name": "clock", "arguments": {}, "id": "</tool_call>"}</tool_call>so', "so", [("clock", "{}")]),
+    ("list", LIST.replace("{}", '{}, "id": {"n": [1]} '), "", [("weather", '{"town": "x"}'), ("clock", "{}")]),
+    ("json", '{"name": "clock", "parameters": {}, "id": 1}', "", [("clock", "{}")]),
+    ("json", '{"name": "clock", "parameters": {},{"name": "clock", "parameters": {}}.', ".", [("clock", "{}")] * 2),
+    ("tags", SECOND.replace("}}", "}}" + SECOND[11:-12]), "", [("clock", "{}"), ("clock", "{}")]),
     ("tags", SECOND.removesuffix("</tool_call>") + CALL, "", [("clock", "{}"), ("weather", '{"town": "Köln", "days": 3}')]),
     ("json", '{"name": "rm", "parameters": {}}', '{"name": "rm", "parameters": {}}', []),
     ("json", '{"name": "clock", "parameters": {}} and so', "and so", [("clock", "{}")]),
@@ -84,9 +89,12 @@ def test_what_is_said_and_what_is_called(kind: str, text: str, said: str, calls:
         assert read(TEMPLATES[kind], text, step) == (said, calls), step
 
 
+PARTS = [CALL, SECOND, SECOND[12:-14], ', "id": 1']
+
+
 @settings(max_examples=60)
 @given(
-    st.lists(st.sampled_from([CALL, SECOND, LIST, "<tool_call>", "</tool_call>", "{", '"', "x", " ", "\n", "}", ","])),
+    st.lists(st.sampled_from([*PARTS, LIST, "<tool_call>", "</tool_call>", "{", '"', "x", " ", "\n", "}", ","])),
     st.lists(st.integers(1, 40), min_size=1),
     st.sampled_from(sorted(TEMPLATES)),
 )

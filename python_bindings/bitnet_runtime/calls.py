@@ -25,6 +25,7 @@ _HEAD = re.compile(
 """Everything in it is bounded, so retrying with every token costs the same however much text is held back."""
 _BEGUN = re.compile(r'[\s\[]*\{\s*("name"|$)')
 _END = re.compile(r"\s*\}?\s*")
+_MORE = re.compile(r'\s*,\s*("|$)')
 _STRUCTURE = frozenset('{}[]:,+-.eEtrufalsn0123456789 \t\r\n"')  # all that JSON has outside of strings
 
 
@@ -137,6 +138,12 @@ class CallReader:
 
     def _behind(self, final: bool) -> bool:
         """Read to the brace that ends a call."""
+        more = _MORE.match(self._text)
+        if more and not more[1]:
+            return False
+        if more:
+            self._json = _Object("}")
+            return self._go(self._keys, more.start(1))
         end = _END.match(self._text)
         assert end is not None  # it may be empty
         follows = self._text[end.end() : end.end() + 1]
@@ -146,7 +153,17 @@ class CallReader:
             return bool(rest) and self._go(self._inside if rest[0] == "{" else self._rest)
         if not follows:
             return False
-        return self._go(self._inside, end.end() + 1) if follows == "," else self._go(self._between)
+        if follows in ",{":
+            return self._go(self._inside, end.end() + (follows == ","))
+        return self._go(self._between)
+
+    def _keys(self, final: bool) -> bool:
+        """What a call has behind its arguments, such as an id: nobody asked for it."""
+        end = self._json.end(self._text)
+        if not self._json.ended:
+            return self._wait(end)
+        self._json = _Object()
+        return self._go(self._behind, end)
 
     def _between(self, final: bool) -> bool:
         """To the end of what calls stand in; what is there else is nothing that anybody said."""
@@ -200,8 +217,8 @@ class CallReader:
 class _Object:
     """A JSON object that arrives in pieces."""
 
-    def __init__(self) -> None:
-        self._open: list[str] = []  # brackets, by what closes them
+    def __init__(self, opened: str = "") -> None:
+        self._open = list(opened)  # brackets, by what closes them
         self._quoted = self._escaped = False
         self.ended = False
 
