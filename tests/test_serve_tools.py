@@ -28,6 +28,7 @@ ANSWERS = {
     "one": "Let me see.\n" + CALL,
     "two": f"{CALL}\n{SECOND}\nThat is all.",
     "broken": 'So: <tool_call>\n{"name": "weather", "arguments": {"town": Köln}}\n</tool_call>',
+    "endless": CALL.replace("3", "1e999"),
     "unknown": CALL.replace("weather", "rm"),
     "text": "Nothing to call < here.",
 }
@@ -274,6 +275,11 @@ def test_messages(claude: Anthropic, model: str) -> None:
     assert answer.content[0].type == "text" and answer.content[0].text == ANSWERS["text"]
     counted = claude.messages.count_tokens(model="text", messages=more, tools=USE)
     assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_messages_are_json_whatever_a_model_writes(serving: Serving) -> None:
+    _, answer = post(serving, "/v1/messages", {"model": "endless", "messages": ASK, "tools": USE, "max_tokens": 500})
+    assert [block["type"] for block in answer["content"]] == ["text"] and "1e999" in answer["content"][0]["text"]
 
 
 def test_what_messages_has_to_call(claude: Anthropic) -> None:

@@ -77,6 +77,8 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("json", '{"name": "clock", "parameters": {}, "id": 1}', "", [("clock", "{}")]),
     ("json", '{"name": "clock", "parameters": {},{"name": "clock", "parameters": {}}.', ".", [("clock", "{}")] * 2),
     ("tags", SECOND.replace("}}", "}}" + SECOND[11:-12]), "", [("clock", "{}"), ("clock", "{}")]),
+    ("tags", SECOND.replace("{}", '{"a": 1e999}'), "", [("clock", '{"a": 1e999}')]),
+    ("tags", '<tool_call>{"arguments": {"a": NaN}, "name": "clock"}', '<tool_call>{"arguments": {"a": NaN}, "name": "clock"}', []),
     ("tags", SECOND.removesuffix("</tool_call>") + CALL, "", [("clock", "{}"), ("weather", '{"town": "Köln", "days": 3}')]),
     ("json", '{"name": "rm", "parameters": {}}', '{"name": "rm", "parameters": {}}', []),
     ("json", '{"name": "clock", "parameters": {}} and so', "and so", [("clock", "{}")]),
@@ -140,7 +142,7 @@ def test_a_name_that_does_not_end_is_tried_at_the_same_cost_with_every_token() -
 
 def test_arguments_that_are_none() -> None:
     assert ToolCall("1", "f", '{"a": [1]}').arguments == {"a": [1]}
-    for text in ('{"a": ', "5", "", "[" * 100_000):
+    for text in ('{"a": ', "5", "", "[" * 100_000, '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}'):
         with pytest.raises(ToolCallError, match=r"the model called f with .*expected a JSON object; more max_tokens"):
             _ = ToolCall("1", "f", text).arguments
 
@@ -168,6 +170,13 @@ def test_a_model_is_told_what_there_is_and_what_came_of_it(kind: str) -> None:
     assert f'{{"name": "weather", "{name}": {{"town": "Köln"}}}}' in text
     assert "rain" in text and "weather?" in text
     assert "The weather of a town." not in prompt(TEMPLATES[kind], turn("{}"), None)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}'])
+def test_a_conversation_goes_on_after_arguments_that_are_none(kind: str, arguments: str) -> None:
+    text = prompt(TEMPLATES[kind], turn(arguments))
+    assert json.dumps(arguments) in text and text.encode(), "as the model wrote it"
 
 
 def test_what_we_say_where_a_template_says_nothing() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from bitnet_runtime.dialects import Dialect
-from bitnet_runtime.tools import ToolCall
+from bitnet_runtime.tools import ToolCall, loaded
 
 MOST_HELD = 1 << 16  # characters that may become a call
 _NAME = r'"(?:[^"\\\x00-\x1f]|\\.){1,128}"'
@@ -254,7 +254,7 @@ def _without_begin(text: str, word: str) -> int:
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text)
+        return loaded(text)
     except (ValueError, RecursionError):
         return None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.schemas import exact
-from bitnet_runtime.tools import Function, Tools
+from bitnet_runtime.tools import Function, Tools, loaded
 
 Message = Mapping[str, Any]
 
@@ -152,7 +152,7 @@ def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):  # then as the model wrote it
-            function["arguments"] = json.loads(arguments or "{}")
+            function["arguments"] = loaded(arguments or "{}")
     return {**call, "function": function}
 
 

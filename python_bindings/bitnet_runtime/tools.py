@@ -87,7 +87,7 @@ class ToolCall:
     def arguments(self) -> dict[str, Any]:
         """By their names. Raises ToolCallError: the model wrote no JSON object."""
         try:
-            found = json.loads(self.text)
+            found = loaded(self.text)
         except (ValueError, RecursionError) as error:
             found = error
         if not isinstance(found, dict):
@@ -105,6 +105,13 @@ class ToolCall:
         """The message that tells the model what came of it: a text, or what becomes JSON."""
         content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": content}
+
+
+def loaded(text: str) -> Any:
+    """JSON that any program reads: no NaN, no 1e999, no half of a character. Raises ValueError, RecursionError."""
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    return found
 
 
 def _function(tool: Tool) -> Function:
