@@ -154,6 +154,8 @@ class Conversation:
             self._retry()
         elif command == "/help":
             say(f"{HELP}\n{PASTE if self._lines.pastes else NO_PASTE}")
+        elif name in ("/clear", "/retry", "/help", "/exit"):
+            self._error(f"{name} stands alone; leave out the rest, or send it as a message with a second / in front")
         else:
             self._error(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
 

@@ -38,7 +38,8 @@ def test_messages_that_look_like_commands(models: Path) -> None:
     done = piped(models / "chat", "//clear", "/nothing", "/clear all", '"""/exit"""', '"""', "/a", "/b", '"""')
     assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n" * 3)
     assert prompts(done.stderr) == [size("/clear"), size("/clear", "/exit"), size("/clear", "/exit", "/a\n/b")]
-    assert re.findall("unknown command (.*);.*a second / in front", done.stderr) == ["/nothing", "/clear"]
+    assert re.findall("unknown command (.*);.*a second / in front", done.stderr) == ["/nothing"]
+    assert re.findall("(.*) stands alone;.*a second / in front", done.stderr) == ["error: /clear"]
 
 
 @pytest.mark.parametrize(("typed", "sent"), [('"""one\ntwo', "one\ntwo"), ('"""\none\n', "one"), ("one", "one")])
