@@ -140,6 +140,11 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
             for i in tqdm(order, desc="Scoring", disable=disable_tqdm or None):
                 self.between()
                 texts, context, continuation = requests[i]
+                if texts is not None and not continuation:
+                    raise ValueError(
+                        f"a continuation has 0 tokens: {texts[1]!r:.80} begins within the last token of "
+                        f"{texts[0][-20:]!r}, or is empty; expected a target_delimiter such as ' ', or another answer"
+                    )
                 answers[i] = self._score(session, context, continuation)
                 if texts is not None:  # a whole request, no window of one
                     self.cache_hook.add_partial("loglikelihood", texts, answers[i])

@@ -179,7 +179,7 @@ def test_conversations(pair: tuple[LM, EngineLM]) -> None:
     ("kind", "request_", "message"),
     [
         ("loglikelihood", ("the", " ".join(SENTENCES * 3)), "a continuation has .* expected 1 to 64, the model's"),
-        ("loglikelihood", ("the", ""), "a continuation has 0 tokens"),
+        ("loglikelihood", ("the", ""), "a continuation has 0 tokens: '' .*'the', or is empty; expected a target_delim"),
         ("generate_until", ("the", {"max_gen_toks": LENGTH}), "answers of 64 tokens, expected 1 to 63"),
         ("generate_until", ("the", {"top_q": 1, "max_gen_toks": 2}), "top_q.*did you mean|top_q"),
     ],
