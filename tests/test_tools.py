@@ -281,6 +281,39 @@ def test_a_function_says_itself_what_it_is() -> None:
             Tools.of([wrong])
 
 
+def test_a_parameter_is_described_by_the_lines_below_it() -> None:
+    def numpy(town: str, days: int = 1, last: bool = False) -> None:
+        """The weather.
+
+        Parameters
+        ----------
+        town : str
+            Its name,
+            in full.
+        days : int, optional
+            How many.
+        last : said here
+        """
+
+    def google(town: str, days: int = 1) -> None:
+        """The weather.
+
+        Args:
+            town: its name,
+                in full: as it is written
+            days (int): how many
+
+        Returns:
+            days: as they are
+        """
+
+    described_by = [each.get("description") for each in described(numpy)[2]["properties"].values()]
+    assert described_by == ["Its name, in full.", "How many.", "said here"]
+    properties = described(google)[2]["properties"]
+    assert properties["town"]["description"] == "its name, in full: as it is written"
+    assert properties["days"]["description"] == "how many"
+
+
 def test_a_type_of_typing_without_arguments_is_the_class_it_stands_for() -> None:
     def bare(a: typing.List, b: typing.Dict) -> None: ...  # type: ignore[type-arg]  # noqa: UP006
     def refused(a: typing.Set) -> None: ...  # type: ignore[type-arg]  # noqa: UP006

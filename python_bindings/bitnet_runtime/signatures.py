@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import inspect
+import itertools
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError
@@ -17,14 +18,14 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     type(None): {"type": "null"}, None: {"type": "null"}, Any: {}, object: {}, dict: {"type": "object"},
     list: {"type": "array"}, inspect.Parameter.empty: {},
 }  # fmt: skip
-_ARGUMENT = re.compile(r"\s*(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)(?:\s*\([^)]*\))?\s*:\s+(\S.*)")
+_ARGUMENT = re.compile(r"(\s*)(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)(?:\s*\([^)]*\))?(\s*):\s+(\S.*)")
 
 
 def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
     """Name, description, parameters. Raises InvalidParameterError: a parameter has no schema.
 
-    The description is the first paragraph of the documentation; lines "name: text" of it describe parameters, as
-    does `Annotated[int, "text"]`.
+    The description is the first paragraph of the documentation; lines "name: text" of it describe parameters, with
+    the lines indented below, and so do these alone below "name : type", as NumPy has it, and `Annotated[int, "text"]`.
     """
     name = getattr(function, "__name__", type(function).__name__)
     try:
@@ -33,7 +34,7 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
     except (NameError, TypeError, ValueError) as error:
         raise InvalidParameterError(f"the tool {name} has no signature to read: {error}", "tools") from None
     said = inspect.getdoc(function) or ""
-    texts = {found[1]: found[2] for line in said.splitlines() if (found := _ARGUMENT.fullmatch(line))}
+    texts = _texts(said, parameters)
     properties = {}
     for each in parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
@@ -47,6 +48,20 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
     required = [each.name for each in parameters.values() if each.default is each.empty]
     shape = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return name, " ".join(said.partition("\n\n")[0].split()), shape
+
+
+def _texts(said: str, names: Collection[str]) -> dict[str, str]:
+    """What the documentation says of each of these parameters."""
+    texts = dict[str, str]()
+    lines = said.splitlines()
+    for at, line in enumerate(lines):
+        found = _ARGUMENT.fullmatch(line)
+        if not found or found[2] not in names or found[2] in texts:
+            continue
+        indent = re.compile(rf"{found[1]}\s+\S")
+        below = [each.strip() for each in itertools.takewhile(indent.match, lines[at + 1 :])]
+        texts[found[2]] = " ".join(below if found[3] and below else [found[4], *below])  # a type, or a text
+    return texts
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
