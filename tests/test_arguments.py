@@ -165,6 +165,18 @@ def test_embed_after_append_says_why_not(model: Model) -> None:
             session.embed([3], "last")
 
 
+def test_a_choice_without_logits_says_what_is_missing(model: Model) -> None:
+    sampler = Sampler(Sampling(temperature=0), model.vocab_size)
+    with model.session() as session:
+        for _ in range(2):
+            for choose in (session.sample, lambda: session.advance(sampler)):
+                with pytest.raises(StateError, match=f"no logits behind position {session.position} .*append a token"):
+                    choose()
+            session.append([1, 2])
+            session.sample()
+            session.rewind(1)
+
+
 # ---- options ----
 
 
