@@ -447,6 +447,19 @@ def test_bombs_in_parameters(tmp_path: Path) -> None:
     assert model.chat(ASK, tools=[CLOCK], max_tokens=3, seed=1).usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_tool_with_a_wrong_schema_is_named(tmp_path: Path, strict: bool) -> None:
+    model = Model.load(calling_model(tmp_path / "m", CALL), threads=1)
+    passed_over = {"type": "object", "properties": {"a": {"not": {}}}}
+    wrong = {"type": "object", "properties": {"a": {"type": "text"}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict and name == "g"}}
+        for name, parameters in (("f", passed_over), ("g", wrong))
+    ]
+    with pytest.raises(GrammarError, match="the schema of the tool g is refused: Invalid type: text"):
+        model.chat(ASK, tools=tools, tool_choice="required", max_tokens=3)
+
+
 def test_tags_that_are_special_tokens(tmp_path: Path) -> None:
     """What they say is no text of an answer, but calls are found by it."""
     words = byte_tokenizer([b'\n{"name": "clock"', b', "arguments": {', b'"a": "', b"b\xc3", b'\xa9"}}\n'])

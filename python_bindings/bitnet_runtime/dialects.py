@@ -83,7 +83,7 @@ class Dialect:
         if not free:
             start = calls
         elif schema is not None:
-            start = f"{calls} | %json {json.dumps(_spaced(json.loads(schema)))}"
+            start = f"{calls} | %json {json.dumps(spaced(json.loads(schema)))}"
         elif not self.opens:
             start = f"{calls} | ANSWER"
         elif many:
@@ -112,14 +112,14 @@ def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
     for i, each in enumerate(functions):
         begin = f'{{"name": "{each.name}", "{arguments}": '
         try:
-            schema = json.dumps(_spaced(exact(each.parameters), lenient=not each.strict))
+            schema = json.dumps(spaced(exact(each.parameters), lenient=not each.strict))
         except RecursionError as error:
             raise InvalidParameterError(f"tools: the parameters of {each.name}: {error}", "tools") from None
         rules += [f'one_{i}: {json.dumps(begin)} json_{i} "}}"', f"json_{i}: %json {schema}"]
     return rules
 
 
-def _spaced(schema: Any, lenient: bool = False) -> Any:
+def spaced(schema: Any, lenient: bool = False) -> Any:
     """A schema for JSON with fixed white space. lenient: ignore what the library does not know."""
     if not isinstance(schema, Mapping):
         return schema

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from bitnet_runtime.calls import CallReader
 from bitnet_runtime.defaults import Options, Sampling, resolve
+from bitnet_runtime.dialects import spaced
 from bitnet_runtime.errors import GrammarError, InvalidParameterError, shown
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.image_prompts import images_of
@@ -98,12 +99,13 @@ class ModelChat(ModelText):
         return held
 
     def _name_wrong_tool(self, tools: Tools) -> None:
-        """Raises GrammarError: the schema of a strict tool is wrong by itself, if that is found quickly."""
+        """Raises GrammarError: the schema of a tool is wrong by itself, if that is found quickly."""
         end = time.monotonic() + LOOKING
         for function in tools.callable():
-            if function.strict and time.monotonic() < end:
+            if time.monotonic() < end:
                 try:
-                    self.guide(Sampling(json_schema=json.dumps(function.parameters)))
+                    schema = spaced(function.parameters, lenient=not function.strict)
+                    self.guide(Sampling(json_schema=json.dumps(schema)))
                 except GrammarError as error:
                     why = str(error).removeprefix("json_schema ")
                     raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
