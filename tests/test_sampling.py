@@ -168,6 +168,15 @@ def test_unknown_names_get_the_nearest(model: Model) -> None:
         resolve({"zzz": 1})
 
 
+@pytest.mark.parametrize(
+    ("word", "value"), [("max_tokens", "x"), ("max_completion_tokens", 1.5), ("temp", -1), ("until", 5)]
+)
+def test_a_wrong_value_is_refused_by_the_name_it_came_with(word: str, value: object) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{word} is {value!r}, expected") as caught:
+        resolve({word: value})
+    assert caught.value.param == word
+
+
 def test_the_model_overrides_the_table_and_arguments_override_both(tmp_path: Path) -> None:
     generation = {"temperature": 0, "max_new_tokens": 2, "bos_token_id": None, "transformers_version": "4"}
     path = scripted_model(tmp_path / "m", [b"one", b"two", b"three"], generation=generation)

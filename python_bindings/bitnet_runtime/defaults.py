@@ -215,7 +215,12 @@ def resolve(explicit: Mapping[str, Any], given: Sampling | None = None, model: S
         if name in values:
             other = next(each for each in explicit if ALIASES.get(each, each) == name)
             raise InvalidParameterError(f"parameter {name!r} is given twice, as {other!r} and as {word!r}", name)
-        values[name] = _checked(name, value)
+        try:
+            values[name] = _checked(name, value)
+        except InvalidParameterError as error:
+            if word == name:
+                raise
+            raise InvalidParameterError(str(error).replace(name, word, 1), word) from None
     base, options = given or model, object.__new__(Sampling)  # everything else about it was checked
     vars(options).update(vars(base) | values)
     return options
