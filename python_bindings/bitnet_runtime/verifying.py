@@ -114,6 +114,6 @@ def _difference(stream: Stream, receipt: Receipt, at: int) -> str:
     if at >= len(receipt.tokens):
         return f"the receipt ends before token {at}; here the answer goes on"
     if written(stream._digests[at]) != receipt.digests[at]:
-        return f"token {at} was chosen from another state than here: an earlier token, or the prompt, was another"
+        return f"token {at} was chosen from another state than here: the prompt, the cache or its digest is another"
     here, there = stream._tokens[at], receipt.tokens[at]
     return "" if here == there else f"token {at} is {shown(there)} in the receipt, and {here} here"
