@@ -59,7 +59,7 @@ def test_an_encoder_looks_both_ways(sentences: str, tmp_path: Path) -> None:
         (("--attention", "the cat " * 40), "tokens, expected 1 to 31; give a shorter text"),
         (("--attention", "the cat", "--prompt", "a"), "--prompt and --tokens are for the sample, which is not drawn"),
         (("--attention", "the cat", "--tokens", "5"), "--prompt and --tokens are for the sample, which is not drawn"),
-        (("--attention", ""), "--attention has 0 tokens"),
+        (("--attention", ""), "--attention has 0 tokens, expected 1 to 31; give a text"),
         (("--attention", "x", "--out", "page.pdf"), "expected a name that ends in .html or .png"),
         (("--attention", "x", "--out", "/nowhere/page.png"), "the folder /nowhere does not exist"),
     ],

@@ -57,7 +57,8 @@ def weights_of(checkpoint: Checkpoint, text: str) -> tuple[list[str], list[NDArr
         *words.encode(text, add_special_tokens=False).ids,
     ]
     if not 2 <= len(ids) <= most:
-        raise ReportError(f"--attention has {len(ids) - 1:,} tokens, expected 1 to {most - 1}; give a shorter text")
+        other = "a shorter text" if len(ids) > most else "a text"
+        raise ReportError(f"--attention has {len(ids) - 1:,} tokens, expected 1 to {most - 1}; give {other}")
     found = checkpoint.model.attention_weights(torch.tensor([ids]), prefix_B=torch.tensor([len(ids)]))
     return [_name(words.decode([token], skip_special_tokens=False)) for token in ids], [w[0].numpy() for w in found]
 
