@@ -145,6 +145,8 @@ moved:
 	    { echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1), expected 3.11 or newer: make PYTHON=..." >&2; exit 1; }
 	@command -v $(firstword $(CC)) >/dev/null || \
 	    { echo 'error: no C compiler ($(CC)); install gcc or clang, or name one: make CC=...' >&2; exit 1; }
+	@[ ! -e .venv/bin/activate ] || \
+	    { echo 'error: .venv is there, and not from this Makefile; expected none: rename it, or remove it with make clean' >&2; exit 1; }
 	@"$(PYTHON)" -m venv --clear .venv || \
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@touch $@

@@ -490,6 +490,21 @@ def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
     assert (moved / ".venv" / "made").exists()
 
 
+def test_make_leaves_the_environment_of_somebody_else_alone(tmp_path: Path) -> None:
+    if not shutil.which("make"):
+        pytest.skip("no make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    mine = tmp_path / ".venv" / "mine"
+    mine.touch()
+    command = ["make", "--no-print-directory", ".venv/made", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "not from this Makefile" in done.stderr and mine.exists()
+    (tmp_path / ".venv" / "bin" / "activate").unlink()  # written last: without it, what was killed is made anew
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    assert not mine.exists()
+
+
 def test_runtime_needs_no_torch() -> None:
     """`import bitnet_runtime` and the command line's help work where torch cannot be imported."""
     block = "import sys; sys.modules['torch'] = None; "
