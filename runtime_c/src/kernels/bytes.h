@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * bytes.h: what lies in files and caches: halves, and the checksum of anything.
+ * bytes.h: conversions between float and half, and checksums.
  */
 #ifndef BITNET_KERNELS_BYTES_H
 #define BITNET_KERNELS_BYTES_H
@@ -14,7 +14,7 @@ typedef struct bn_byte_kernels {
     void (*f32_to_f16)(uint16_t *y, const float *x, size_t n);
     void (*f16_to_f32)(float *y, const uint16_t *x, size_t n);
 
-    /* zlib's crc32(crc, p, n): start with 0, result may be fed back. */
+    /* zlib's crc32(crc, p, n): start with 0; pass the result back in to continue. */
     uint32_t (*crc32)(uint32_t crc, const uint8_t *p, size_t n);
 } bn_byte_kernels;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cpu.c: which instruction sets this CPU and its operating system offer, and the table of kernels
- * that follows. A tier is a name, a question to the CPU, and a filler (kernels.h); the tiers of an
- * architecture stand in one list, lowest first, and each lies on top of those below it.
+ * cpu.c: detects the instruction sets that the CPU and operating system support and selects the
+ * kernel table. A tier has a name, a CPU test and a filler (kernels.h); each architecture lists its
+ * tiers lowest first, and each tier overrides the ones below it.
  */
 #define _DEFAULT_SOURCE /* syscall */
 
@@ -37,7 +37,7 @@ static int fill_scalar(bn_kernels *table) {
 
 enum { EAX, EBX, ECX, EDX };
 
-/* Register `reg` of a CPUID leaf; 0 when the CPU has no such leaf. */
+/* Register `reg` of a CPUID leaf; 0 if the CPU has no such leaf. */
 static uint32_t cpuid(uint32_t leaf, uint32_t subleaf, int reg) {
     uint32_t r[4] = {0};
     if (!__get_cpuid_count(leaf, subleaf, &r[EAX], &r[EBX], &r[ECX], &r[EDX]))
@@ -71,14 +71,14 @@ static int runs_avx512vnni(void) {
            has(cpuid(7, 0, ECX), bit_AVX512VNNI) && os_saves(xmm_ymm_zmm_masks);
 }
 
-/* Linux saves tiles only for a process that asks, once for all its threads, and refuses where one
- * has too small a stack for signals. */
+/* Linux enables AMX tile state only for a process that requests it, once for all its threads, and
+ * refuses if a thread's alternate signal stack is too small. */
 static int runs_amx(void) {
 #if defined(BITNET_AMX_IN_C)
     return runs_avx512vnni();
 #elif defined(__linux__)
-    bn_kernels scrap;                      /* who has no use for tiles does not ask */
-    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, and its state */
+    bn_kernels scrap;                      /* a build without AMX kernels does not request it */
+    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
     const uint32_t tile = 1u << 24, int8 = 1u << 25, states = 3u << 17;
     return runs_avx512vnni() && has(cpuid(7, 0, EDX), tile | int8) && os_saves(states) &&
            bn_kernels_amx(&scrap) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
@@ -91,7 +91,7 @@ static int runs_avxvnni(void) {
 #ifdef BITNET_AVXVNNI_AS_EVEX
     return runs_avx512vnni();
 #else
-    const uint32_t avx_vnni = 1u << 4; /* no name in the headers of older compilers */
+    const uint32_t avx_vnni = 1u << 4; /* older compilers' headers do not name it */
     return runs_avx2() && has(cpuid(7, 1, EAX), avx_vnni);
 #endif
 }
@@ -100,8 +100,9 @@ __attribute__((constructor)) static void look(void) {
     bn_like_intel = cpuid(0, 0, EBX) == 0x756e6547; /* Genu */
 }
 
-/* 0 of others. With AVX-512, 19h is Zen 4, which multiplies 512 bits in two cycles. Zen 5 (1Ah) and
- * Intel's take one; on Emerald Rapids tables reach 0.65 of the peak, products 0.97. */
+/* AMD's CPU family; 0 for other vendors. Of the CPUs with AVX-512, family 19h is Zen 4, which takes
+ * two cycles for a 512-bit multiplication. Zen 5 (1Ah) and Intel's cores take one; on Emerald
+ * Rapids lookup tables reach 0.65 of the peak, direct products 0.97. */
 static uint32_t amd_family(void) {
     const uint32_t version = cpuid(1, 0, EAX), amd = 0x68747541; /* Auth */
     return cpuid(0, 0, EBX) == amd ? (version >> 8 & 15) + (version >> 20 & 255) : 0;
@@ -126,7 +127,7 @@ static const tier tiers[] = {{"scalar", always, fill_scalar},
 
 #elif defined(__aarch64__)
 
-/* CRC32 is not part of Armv8.0, but all but its very first CPUs have it. */
+/* CRC32 is optional in Armv8.0, but only the very first CPUs lack it. */
 #if defined(__linux__)
 #include <sys/auxv.h>
 enum { CRC32 = 1 << 7, ASIMDDP = 1 << 20, I8MM = 1 << 13 }; /* HWCAP_*, HWCAP2_* */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * elementary.c: sine, cosine and logarithm from IEEE operations alone. C libraries differ from one
- * another in the last bits of these; a model's answers must not.
+ * elementary.c: sine, cosine and logarithm from IEEE operations alone. C libraries differ in the
+ * last bits of these functions; a model's answers must not.
  */
 #include "elementary.h"
 
-#include "system/floats.h" /* refuses flags that would change results */
+#include "system/floats.h" /* rejects compiler flags that would change results */
 
 #include <math.h>
 #include <stdint.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * groups.h: ternary_grouped out of a tier's own ternary_matmul: the sums of a group, for some
- * tokens, are made into floats while they are in the L1 cache.
+ * groups.h: ternary_grouped built on a tier's own ternary_matmul: the sums of a group, for a block
+ * of tokens, are scaled to floats while they are in the L1 cache.
  *
- * Included by a tier's file, and so compiled with its flags.
+ * Included by a tier's file, so that it is compiled with that tier's flags.
  */
 #ifndef BITNET_GROUPS_H
 #define BITNET_GROUPS_H
@@ -13,7 +13,7 @@
 #include "inline.h"
 #include "kernels.h"
 
-enum { GROUPED_TOKENS = 60 }; /* blocks of 2 to 6 tokens come out even */
+enum { GROUPED_TOKENS = 60 }; /* divisible by 2, 3, 4, 5 and 6, the token blocks of tiers */
 
 typedef void matmul_fn(const bn_matmul *m);
 
@@ -21,7 +21,7 @@ typedef void matmul_fn(const bn_matmul *m);
 typedef void add_group_fn(float *y, const int32_t *acc, const int32_t *q_sums, size_t q_sums_stride,
                           const uint16_t *scales, size_t tokens);
 
-/* One panel and at most GROUPED_TOKENS tokens from `first` on. */
+/* One panel and at most GROUPED_TOKENS tokens, starting at `first`. */
 INLINE void grouped_tokens(const bn_grouped *m, size_t panel, size_t first, size_t tokens,
                            matmul_fn *matmul, add_group_fn *add) {
     const size_t n_groups = (m->k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * inline.h: inner loops are written once with sizes as arguments; INLINE and UNROLL turn every size
- * into straight-line code. Loops over registers have constant bounds and must disappear, or the
- * registers become memory.
+ * inline.h: inner loops are written once, with sizes as arguments; INLINE and UNROLL specialize
+ * them into straight-line code for each size. Loops over arrays of registers have constant bounds
+ * and must be fully unrolled, or the registers spill to memory.
  */
 #ifndef BITNET_KERNELS_INLINE_H
 #define BITNET_KERNELS_INLINE_H

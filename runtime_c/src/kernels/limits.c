@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * limits.c: the two walls of the machine, measured: bytes that can be read per second, and int8
- * multiply-adds. A run of the pool starts all threads within a microsecond or two, so the clock
- * around a run of milliseconds is the time in which all of them work.
+ * limits.c: measures the two hardware limits: memory read bandwidth and the int8 multiply-add rate.
+ * The pool starts all threads within a microsecond or two, so the wall time of a run of
+ * milliseconds is the time during which all of them work.
  */
 #define _GNU_SOURCE /* clock_gettime */
 
@@ -37,18 +37,18 @@ enum { LINE = 64, BLOCK = BN_READ_UNIT, MOST_BLOCKS = 4096 };
 
 typedef struct stream {
     const uint8_t *bytes;  /* [blocks][BLOCK] */
-    _Atomic uint64_t sink; /* keeps the sums alive */
+    _Atomic uint64_t sink; /* keeps the sums from being optimized away */
 } stream;
 
-/* Each thread writes the part it will read: memory is real, and near the thread. */
+/* Each thread writes the part it will read, which commits the pages on the thread's NUMA node. */
 static void touch(void *context, int32_t thread, size_t first, size_t end) {
     uint8_t *bytes = context;
     memset(bytes + first * BLOCK, thread + 1, (end - first) * BLOCK);
 }
 
-/* One load of each line: memory moves whole lines, and so few instructions cannot be what limits
- * it, however the compiler treats them. (On a Zen 5 core, adding up every word in 128-bit
- * registers reached 33 GB/s; this and a loop of 512-bit loads both reached 40.) */
+/* One load per cache line: memory transfers whole lines, and with so few instructions execution
+ * cannot be the bottleneck, whatever the compiler does. (On a Zen 5 core, summing every word in
+ * 128-bit registers reached 33 GB/s; this loop and one of 512-bit loads both reached 40.) */
 static void read_lines(void *context, int32_t thread, size_t first, size_t end) {
     stream *s = context;
     (void)thread;
@@ -98,11 +98,11 @@ bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_
 
 /* --- int8 multiply-adds --- */
 
-enum { ROUNDS = 1000 }; /* of an item: microseconds */
+enum { ROUNDS = 1000 }; /* per item: takes microseconds */
 
 typedef struct burst {
     const bn_kernels *kernels;
-    _Atomic uint64_t macs; /* done by all */
+    _Atomic uint64_t macs; /* by all threads */
     _Atomic int32_t sink;
 } burst;
 
@@ -131,7 +131,7 @@ bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_pe
     burst b = {.kernels = &kernels};
     size_t items = (size_t)threads;
     double took = 0;
-    while (took < 0.1) { /* seconds: as many as that takes, and the clock rate is up */
+    while (took < 0.1) { /* seconds: enough items to time, and warm-up for the clock rate */
         items *= took < 0.01 ? 4 : 2;
         took = seconds_of(pool, items, items, multiply, &b);
     }

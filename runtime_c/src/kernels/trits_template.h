@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * trits_template.h: weights of five trits a byte, taken apart. With many tokens a stretch of a
- * panel becomes tiles of TERNARY_2BIT in the cache, once for all of them, and the tier's
- * ternary_matmul does the rest.
+ * trits_template.h: decoding of weights stored as five trits per byte. With many tokens, a stretch
+ * of a panel is repacked into TERNARY_2BIT tiles in the cache once, and the tier's ternary_matmul
+ * multiplies all tokens with it.
  *
- * Written with the compiler's vectors, so that the flags of each tier make of it what they can.
+ * Written with the compiler's vector extensions, so that each tier's flags select the instructions.
  *
  * Parameters:
- *   TRIT_BYTES                             the size of a register
- *   TRITS_ADD_WHERE(sum, s, least, power)  sum + power where s >= least, both of this register: may
- *                                          be left out
+ *   TRIT_BYTES                             bytes of a vector register
+ *   TRITS_ADD_WHERE(sum, s, least, power)  sum, plus power where s >= least; sum and s are
+ *                                          registers. Optional
  */
 #ifndef TRIT_BYTES
 #error "a parameter is missing"
@@ -23,7 +23,7 @@
 typedef uint8_t octets __attribute__((vector_size(TRIT_BYTES)));
 typedef int8_t trits __attribute__((vector_size(TRIT_BYTES))); /* v_f - 128 of FORMAT.md §4 */
 
-/* From where on v - 128 means code 1, code 2: thirds of 256, rounded up. */
+/* Least v - 128 that means code 1 and code 2: thirds of 256, rounded up. */
 enum { TRIT_1 = 86 - 128, TRIT_2 = 171 - 128 };
 
 INLINE trits trits_load(const uint8_t *p) {
@@ -37,7 +37,7 @@ INLINE trits trits_next(trits s) {
     return (trits)((octets)s + (octets)s + (octets)s);
 }
 
-/* sum + the codes times a power of 2. */
+/* sum + codes · power, a power of 2. */
 INLINE octets trits_add_codes(octets sum, trits s, int power) {
 #ifdef TRITS_ADD_WHERE
     return TRITS_ADD_WHERE(TRITS_ADD_WHERE(sum, s, TRIT_1, power), s, TRIT_2, power);
@@ -48,8 +48,8 @@ INLINE octets trits_add_codes(octets sum, trits s, int power) {
 #endif
 }
 
-/* Four tiles of 20 columns are five of 16: both have a byte for each row and column of a group of
- * four columns, with five groups in the byte or four. */
+/* Four tiles of 20 columns make five of 16: in both, a byte covers one row and one column of each
+ * group of four columns, with five groups to a byte or four. */
 INLINE void trits_repack_four(uint8_t *to, const uint8_t *from) {
     for (size_t part = 0; part < BN_TILE_BYTES; part += TRIT_BYTES) {
         octets tile = {0};
@@ -69,21 +69,21 @@ INLINE void trits_repack_four(uint8_t *to, const uint8_t *from) {
 }
 
 static void trits_repack(uint8_t *to, const uint8_t *from, size_t tiles) {
-    enum { AHEAD = 4096 }; /* bytes on the way from memory */
+    enum { AHEAD = 4096 }; /* prefetch distance in bytes */
     for (; tiles >= 4; tiles -= 4, to += 5 * BN_TILE_BYTES, from += 4 * BN_TILE_BYTES) {
         for (size_t i = 0; i < 4; i++)
             __builtin_prefetch(from + AHEAD + i * BN_TILE_BYTES);
         trits_repack_four(to, from);
     }
-    if (tiles > 0) { /* the rest is code 0, for columns that nobody has */
+    if (tiles > 0) { /* padding past the last column: any code will do, as q is 0 there */
         uint8_t last[4 * BN_TILE_BYTES] = {0};
         memcpy(last, from, tiles * BN_TILE_BYTES);
         trits_repack_four(to, last);
     }
 }
 
-/* trit_matmul for many tokens. Where a row has more than one stretch, the sums of all but the
- * first are added on, so many tokens at a time. */
+/* trit_matmul for many tokens. If a row has more than one stretch, the sums of the later ones are
+ * added to acc, TOKENS tokens at a time. */
 INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
     enum { PANELS = 4, TILES = 128, TOKENS = 60 }; /* 2,560 columns, a multiple of BN_Q_ALIGN */
     enum { STRIDE = TILES / 4 * 5 * BN_TILE_BYTES };

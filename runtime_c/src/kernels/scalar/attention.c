@@ -68,7 +68,7 @@ static void qk_int8(const bn_qk *a) {
         }
 }
 
-/* 16 keys have 32 bytes of weights. */
+/* Weights of 16 keys take 32 bytes: 16 upper parts, then 16 lower ones. */
 static int32_t weight(const uint8_t *codes, size_t t) {
     const uint8_t *h = codes + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
     return h[0] << BN_WEIGHT_LOW | h[BN_LANES];
@@ -96,7 +96,7 @@ static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, siz
         uint8_t both[2 * BN_LANES];
         for (size_t j = 0; j < BN_LANES; j++) {
             const float x = w[t + j] * s;
-            const int32_t code = (int32_t)rintf(x > 0 ? x : 0); /* so that NaN is defined */
+            const int32_t code = (int32_t)rintf(x > 0 ? x : 0); /* NaN becomes 0 */
             both[j] = (uint8_t)(code >> BN_WEIGHT_LOW);
             both[BN_LANES + j] = (uint8_t)(code & ((1 << BN_WEIGHT_LOW) - 1));
         }
@@ -105,7 +105,7 @@ static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, siz
     return largest / BN_WEIGHT_MOST;
 }
 
-/* Upper halves of floats, of a word that has two. */
+/* One of the two bfloat16 scales in a 32-bit word. */
 static float upper_half(const uint8_t *word, int which) {
     uint32_t bits;
     float f;
@@ -115,7 +115,7 @@ static float upper_half(const uint8_t *word, int which) {
     return f;
 }
 
-/* Of 32 dimensions, or as many as there are. */
+/* Exact dot product over one group of `dims` <= 32 dimensions. */
 static int32_t nibble_sum(const uint8_t *k, const int8_t *q, size_t dims) {
     int32_t sum = 0;
     for (size_t d = 0; d < dims; d++) {

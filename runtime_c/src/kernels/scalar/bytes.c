@@ -9,7 +9,7 @@ static uint16_t float_to_half(float f) {
     memcpy(&bits, &f, sizeof bits);
     const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
     bits &= 0x7FFFFFFFu;
-    if (bits > 0x7F800000u) /* NaN keeps its upper payload, made quiet */
+    if (bits > 0x7F800000u) /* NaN: quieted, keeps the upper bits of its payload */
         return (uint16_t)(sign | 0x7E00u | (bits >> 13 & 0x3FFu));
     if (bits > 0x477FE000u) /* above 65504 */
         return (uint16_t)(sign | 0x7BFFu);

@@ -65,7 +65,7 @@ static void int8_rows(const bn_int8_rows *m) {
         }
 }
 
-/* The code of column (or, of a column, row) i of a line, as stored. */
+/* Stored code i of a line. */
 static int32_t line_code(const uint8_t *line, size_t i) {
     return line[i / BN_LINE_UNIT * 16 + i % 16] >> i % BN_LINE_UNIT / 16 * 2 & 3;
 }
@@ -151,7 +151,7 @@ static void int8_add_rows(const bn_add_rows *a) {
         }
 }
 
-/* --- the limit of them all --- */
+/* --- peak rate --- */
 
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int8_t w[64], q[64];

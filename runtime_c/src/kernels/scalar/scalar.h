@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * scalar.h: the specification of every kernel, in plain C, one file a topic. The SIMD tiers give
- * the same bits; runtime_c/tests/check_kernels.c holds them to it. Here is what the files share.
+ * scalar.h: shared by the scalar kernels, the specification of every kernel in plain C, one file
+ * per topic. SIMD tiers must give the same bits; runtime_c/tests/check_kernels.c verifies this.
  */
 #ifndef BITNET_KERNELS_SCALAR_H
 #define BITNET_KERNELS_SCALAR_H
@@ -40,7 +40,7 @@ static inline float half_to_float(uint16_t h) {
     const uint32_t exponent = h >> 10 & 31u, mantissa = h & 0x3FFu;
     uint32_t bits;
     float f;
-    if (exponent == 31) { /* infinity, NaN (made quiet, as the hardware does) */
+    if (exponent == 31) { /* infinity, NaN (quieted, as the hardware does) */
         bits = sign | 0x7F800000u | mantissa << 13 | (mantissa ? 0x400000u : 0u);
     } else if (exponent == 0) { /* zero, subnormal: mantissa * 2^-24 is exact */
         f = (float)mantissa * 5.9604644775390625e-8f;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * table.c: the topics together.
+ * table.c: the scalar kernels of all topics as one table.
  */
 #include "scalar.h"
 

@@ -33,7 +33,7 @@ static float quantize_row(int8_t *q, int32_t *sum, const float *x, size_t n) {
     int32_t total = 0;
     for (size_t i = 0; i < n; i++) {
         float v = x[i] * s;
-        v = v > -127.0f ? v : -127.0f; /* before the conversion, so that NaN is defined */
+        v = v > -127.0f ? v : -127.0f; /* NaN becomes -127: converting it would be undefined */
         v = v < 127.0f ? v : 127.0f;
         q[i] = (int8_t)rintf(v);
         total += q[i];
