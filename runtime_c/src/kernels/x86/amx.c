@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * amx.c: int8 products of AMX tiles on top of AVX-512. One instruction multiplies up to 16 tokens
- * with 16 rows, 64 columns of each, as much as 256 of AVX-512-VNNI, in the time of 32.
+ * amx.c: int8 products on AMX tiles, on top of AVX-512. One instruction multiplies up to 16 tokens
+ * by 16 rows over 64 columns: the work of 256 AVX-512-VNNI instructions in the time of 32.
  *
- * Four tiles of sums, 2 of tokens × 2 panels, take turns, as an instruction waits 52 cycles for its
- * own sums and 16 for another's. Codes go through memory, as tiles are loaded from nowhere else:
- * through a part of the first cache. One core multiplies 3,080 G codes a second from registers, and
- * in these blocks 1,570, some 120 cycles a step in place of 64: activations come from the second
- * cache, and sums come and go with each part of the columns. Tried there (family 6, model 167, 2 MB
- * of second cache, 128 tokens): parts of 14, 20 and 28 steps 5 to 25 % slower; activations asked
- * for one to four steps early 2 to 7 %; a part of 8 or 16 panels at a time 5 to 9 %; a step's four
- * loads first, or its codes first, 8 %.
+ * Four accumulator tiles, 2 token tiles × 2 panels, take turns, because an instruction waits 52
+ * cycles for its own accumulator and 16 for a different one. Tiles can only be loaded from memory,
+ * so codes pass through a buffer in L1. One core multiplies 3,080 G codes/s from registers and
+ * 1,570 in these blocks, some 120 cycles per step instead of 64: activations come from L2, and the
+ * sums are loaded and stored for each part of the columns. Slower alternatives on that machine
+ * (family 6, model 167, 2 MB of L2, 128 tokens): parts of 14, 20 and 28 steps, 5 to 25 %;
+ * prefetching activations one to four steps early, 2 to 7 %; a part of 8 or 16 panels at a time, 5
+ * to 9 %; a step's four loads first, or its codes first, 8 %.
  */
 #include "../kernels.h"
 
-/* clang 14 has another name for it */
+/* clang 14 names the last macro differently */
 #if defined(__AVX512VNNI__) &&                                                                     \
     (defined(__AMX_INT8__) || defined(__AMXINT8__) || defined(BITNET_AMX_IN_C))
 
@@ -24,11 +24,12 @@
 #include "tile_groups.h"
 #include "trits.h"
 
-/* tokens that AVX-512-VNNI takes */
+/* AVX-512-VNNI multiplies up to this many tokens */
 enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4 };
-enum { TOGETHER = 128 /* tokens: their activations stay in the second cache */ };
+enum { TOGETHER = 128 /* tokens at a time: their activations stay in L2 */ };
 
-/* acc (+)= products of T tiles of tokens and a part of P panels. unpacked: by an earlier block. */
+/* acc (+)= products of T token tiles and a part of P panels. unpacked: an earlier block has
+ * unpacked the codes. */
 INLINE void multiply_block(int32_t *acc, size_t acc_stride, const int8_t *q, size_t q_stride,
                            size_t apart, const code_part *w, const int unpacked, const int T,
                            const int P) {
@@ -59,7 +60,7 @@ INLINE void multiply_block(int32_t *acc, size_t acc_stride, const int8_t *q, siz
 #undef SUMS
 }
 
-/* row_bytes: of int8, of which 16 rows are a panel; 0: ternary codes. */
+/* row_bytes: bytes of an int8 row, 16 of which form a panel; 0: ternary codes. */
 INLINE void multiply_panels(const bn_matmul *m, size_t row_bytes, size_t panel, uint8_t *codes,
                             const int P) {
     const uint8_t *first = m->tiles + panel * m->panel_stride;
@@ -98,7 +99,7 @@ static size_t times_of(size_t tokens) {
     return (tokens + TOGETHER - 1) / TOGETHER;
 }
 
-/* The tokens of time i of n. */
+/* The tokens of pass i of n. */
 static bn_matmul tokens_of(const bn_matmul *m, size_t i, size_t n) {
     const size_t first = m->tokens * i / n;
     bn_matmul some = *m;
@@ -167,7 +168,7 @@ static void ternary_grouped(const bn_grouped *m) {
     }
 }
 
-/* Rows that are no whole panel go to AVX-512-VNNI. */
+/* Rows after the last whole panel go to AVX-512-VNNI. */
 static void int8_rows(const bn_int8_rows *m) {
     const size_t rows = m->rows / BN_PANEL * BN_PANEL;
     bn_int8_rows rest = *m;
@@ -192,7 +193,8 @@ static void int8_rows(const bn_int8_rows *m) {
         bn_avx512vnni.int8_rows(&rest);
 }
 
-/* Four sums that take turns, as in a block; a round takes about as long as in other tiers. */
+/* Four accumulators in turn, as in multiply_block; a round takes about as long as in other
+ * tiers. */
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     static const uint8_t some[TILE_SIZE] = {1, 2, 3};
     _Alignas(64) int32_t sums_of[TILE_SIZE / sizeof(int32_t)];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * attention.h: scores and weighted values, the same for every x86 tier. Keys, or the elements of
- * a value, are lanes. What is loaded and widened of them serves up to four queries, and what is
- * loaded of a query up to eight registers of keys: 8 loads for 16 products, where a core loads
- * two registers a cycle and multiplies two. With 32 registers it serves eight queries if there are
- * so many: to widen halves takes Intel's two ports as long as two products each.
+ * attention.h: attention scores and weighted sums of values, shared by the x86 tiers. Keys, or the
+ * elements of a value, are lanes. A loaded and widened register serves up to four queries, and a
+ * broadcast query element up to eight registers of keys: 8 loads for 16 products, on cores that
+ * load two registers and multiply two per cycle. With 32 registers it serves up to eight queries,
+ * because widening a register of halves takes Intel's two ports as long as two products.
  */
 #ifndef BITNET_X86_ATTENTION_H
 #define BITNET_X86_ATTENTION_H
@@ -16,23 +16,23 @@
 #include "scale.h"
 #include "screen.h"
 
-/* X for each of four vectors, of each query. */
+/* X(query, vector) for four vectors, for four queries and for each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
 #define FOUR_QUERIES(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
 #define EACH_QUERY(X)                                                                              \
     FOUR_QUERIES(X)                                                                                \
     EACH_FOUR(X, 4) EACH_FOUR(X, 5) EACH_FOUR(X, 6) EACH_FOUR(X, 7)
 
-/* And of values. */
+/* Most queries that share loaded values. */
 enum { PV_MANY = REGISTERS == 32 ? 8 : QUERIES };
 
 typedef struct qk_block {
     const float *q;    /* [Q][head_dim] */
     const uint8_t *k;  /* of the first tile */
-    size_t size, tile; /* bytes of a number and of a tile */
+    size_t size, tile; /* bytes of an element and of a tile */
     size_t head_dim;
     size_t ahead;
-    size_t turn, turns; /* of blocks of queries, which share what is fetched */
+    size_t turn, turns; /* index and number of the query blocks that share the prefetching */
 } qk_block;
 
 /* Scores of Q queries with the keys in R registers. */
@@ -70,8 +70,8 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
     }
 }
 
-/* out[i][V registers] += p[i][t] * v[t], t = 0, 1, ... The last register begins at `last`, as far
- * as that is in the one before it: what both have is added up in both. */
+/* out[i][V registers] += p[i][t] * v[t], t = 0, 1, ... The last register starts at `last` and may
+ * overlap the one before it; the overlap is computed in both. */
 INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                      size_t head_dim, size_t keys, size_t last, fetching fetch, load_fn *load,
                      const int Q, const int V) {
@@ -104,7 +104,7 @@ INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t 
 #undef AT
 }
 
-/* The n < LANES elements of one query that has no more, padded on their way to the registers. */
+/* One query and a head of n < LANES dimensions, zero-padded to a register. */
 INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, load_fn *load) {
     float end[LANES] = {0}, value[LANES] = {0};
@@ -118,7 +118,7 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
     memcpy(out, end, n * sizeof *out);
 }
 
-/* Blocks of 1 to 4 registers, or 3 of many queries, as even as can be. */
+/* Blocks of 1 to 4 registers (3 with more than four queries), as even as possible. */
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, size_t ahead, size_t turn, size_t turns,
                     load_fn *load, const int Q) {
@@ -149,7 +149,7 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
     }
 }
 
-/* Of Q queries with n registers of keys, as many at a time as there are registers for. */
+/* Q queries with n registers of keys, as many at a time as there are registers for their sums. */
 INLINE void qk_keys(float *scores, size_t score_stride, qk_block b, size_t n, load_fn *load,
                     const size_t Q) {
     size_t done = 0;
@@ -163,11 +163,12 @@ INLINE void qk_keys(float *scores, size_t score_stride, qk_block b, size_t n, lo
 #undef BLOCK
 }
 
-/* Some keys with all queries, so that they stay in the first cache. */
+/* A few keys with all queries before the next ones, so that the keys stay in L1. */
 INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
-    const bn_qk a = *all; /* in registers: no store can change it */
+    const bn_qk a = *all; /* local copy: stores cannot alias it */
     const size_t registers = a.tiles * PARTS, most = a.n_q == 1 ? 8 : 4, stride = a.score_stride;
-    const size_t many = bn_like_intel ? QK_MANY : 4; /* Zen 4: 50 and 53 G/s with 32 queries */
+    const size_t many =
+        bn_like_intel ? QK_MANY : 4; /* Zen 4, 32 queries: 50 G/s with QK_MANY, 53 with 4 */
     qk_block b = {.k = a.k,
                   .size = size,
                   .tile = a.head_dim * BN_LANES * size,
@@ -223,7 +224,7 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
     }
 }
 
-/* Weights times scales, between low and high; the largest. */
+/* w[t] *= scale[t] for t in [low, high); returns the largest product in each lane. */
 INLINE vec weigh_products(float *w, const float *scale, size_t low, size_t high) {
     vec largest = vec_set(BN_WEIGHT_LEAST);
     size_t t = low;
@@ -277,7 +278,7 @@ static void pv_f32(const bn_pv *a) {
     pv(a, sizeof(float), load_f32);
 }
 
-/* Keys and values of int8 come from int8_cache.h. */
+/* qk and pv of quantized caches are set in tier_template.h. */
 static void set_float_kernels(bn_kernels *table) {
     table->products.f32_matmul = f32_matmul;
     table->products.f16_matmul = f16_matmul;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * avx2.c: AVX2, FMA, F16C and PCLMULQDQ. There is no four-byte dot product here, only
- * vpmaddubsw: pairs of products of an unsigned and a signed byte, added to saturated int16. Both
- * matrix products keep their pairs below the edge, so that nothing ever saturates.
+ * avx2.c: AVX2, FMA, F16C and PCLMULQDQ. There is no four-byte dot product, only vpmaddubsw, which
+ * adds pairs of products of an unsigned and a signed byte with int16 saturation. The matrix
+ * products keep these sums small enough that nothing ever saturates.
  */
 #include "../kernels.h"
 
@@ -13,7 +13,7 @@
 #include "crc32.h"
 #include "trits.h"
 
-/* GCC 12 would rather make all products first, and run out of registers for the sums. */
+/* GCC 12 would compute all products first and run out of registers for the sums. */
 #define IN_ORDER(sum) __asm__ volatile("" : "+x"(sum))
 
 INLINE sums dot_pairs(sums sum, bytes w, bytes q) {
@@ -34,7 +34,7 @@ INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     return sum;
 }
 
-/* Two products of a code where it lies in its byte, at most 2·64, fit in int16. */
+/* Codes masked in place, at most 2·64: two products fit in int16. */
 INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
     return sums_add(sum, add_pairs((sums)_mm256_maddubs_epi16(codes, q)));
 }
@@ -46,9 +46,9 @@ INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
 
 /* --- ternary --- */
 
-/* Half a tile. A pair of codes gives at most 2·2·127 = 508, four times that in fields 1 and 3,
- * which are masked in place: 32 tiles fill `once`, 8 tiles fill `four`. With codes of 3 it is a
- * pair of 762, so that 5 tiles fill `four`. */
+/* Half a tile. A pair of codes gives at most 2·2·127 = 508, and four times that in fields 1 and 3,
+ * which are masked in place: 32 tiles fill `once`, 8 tiles fill `four`. With code 3 a pair gives up
+ * to 762, so that 5 tiles fill `four`. */
 INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const int8_t *q) {
     const bytes codes = bytes_load(tile), upper = bytes_shr(codes, 4);
     const bytes low = bytes_fill(0x03), high = bytes_fill(0x0c);
@@ -80,13 +80,14 @@ INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
     }
 }
 
-/* Tokens of a block: their eight sums, what they share and what they multiply are 14 of 16
- * registers. With more tokens than FEW it is faster to keep what was unpacked (blocks.h). */
+/* MOST tokens of a block: their eight sums and all operands take 14 of 16 registers. With more
+ * tokens than FEW it is faster to keep the unpacked codes (blocks.h). */
 enum { MOST = 4, FEW = 12 };
 
 typedef enum coding { TWO_BITS, TRITS } coding;
 
-/* Half a tile; the codes of one of its fields. Those of trits come one after the other. */
+/* Loads half a tile; extracts the codes of one of its fields. Fields of trits must be extracted in
+ * order. */
 INLINE bytes fields_load(const uint8_t *p, const coding code) {
     return code == TRITS ? (bytes)trits_load(p) : bytes_load(p);
 }
@@ -98,9 +99,9 @@ INLINE bytes field_of(bytes *tile, const coding code, size_t f) {
     return (bytes)trits_add_codes((octets){0}, s, 1);
 }
 
-/* A panel and T tokens. What is unpacked of it serves all of them, and what is spread of the
- * activations serves both halves. There are registers for one sum of each half and token: so fields
- * are shifted down, and a tile adds as many pairs as it has fields. */
+/* A panel and T tokens. Unpacked codes serve all tokens, and broadcast activations serve both
+ * halves of a tile. There are registers for only one sum per half and token, so fields are shifted
+ * down, and a tile adds one pair per field to each sum. */
 INLINE void few_tokens(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t left,
                        const int8_t *q, size_t q_stride, const coding code, const size_t fold,
                        const size_t T) {
@@ -141,7 +142,7 @@ INLINE void few_tokens(int32_t *acc, size_t acc_stride, const uint8_t *tile, siz
             sums_store(acc + t * acc_stride + VEC_ROWS, total[t][1]);
 }
 
-/* In blocks of even size. */
+/* In blocks of nearly equal size. */
 INLINE void by_few_tokens(const bn_matmul *m, const coding code, const size_t fold) {
     const size_t blocks = (m->tokens + MOST - 1) / MOST;
     for (size_t p = 0; p < m->panels; p++)
@@ -164,7 +165,7 @@ INLINE void by_few_tokens(const bn_matmul *m, const coding code, const size_t fo
         }
 }
 
-/* `fold` tiles fill a sum of both that many and few tokens have. */
+/* vector_fold: tiles that fill the sums for a single token; fold: the same for several. */
 INLINE void ternary_by(const bn_matmul *m, const size_t vector_fold, const size_t fold) {
     if (m->tokens == 1)
         ternary_vector(m, vector_fold);
@@ -182,7 +183,7 @@ static void sketch_matmul(const bn_matmul *m) {
     ternary_by(m, 5, 10); /* 40 pairs of 762 */
 }
 
-/* One token: a group of 8 tiles is what the pairs of ternary_vector hold. */
+/* One token: a group has 8 tiles, as many as the int16 sums can hold. */
 static void grouped_vector(const bn_grouped *m) {
     const uint8_t *tile = m->tiles;
     const uint16_t *scales = m->scales;
@@ -220,7 +221,7 @@ static void ternary_grouped(const bn_grouped *m) {
         grouped_by(m, ternary_matmul, add_group);
 }
 
-/* Five trits a byte: 12 tiles fill a sum with 60 pairs of 508. */
+/* Five trits per byte: 12 tiles fill a sum with 60 pairs of 508. */
 static void trit_matmul(const bn_matmul *m) {
     if (m->tokens <= MOST)
         by_few_tokens(m, TRITS, 12);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * avx512vnni.c: AVX-512 F, BW, DQ, VL and VNNI. A register is a weight tile, and the
- * 16 lanes of the float rule.
+ * avx512vnni.c: AVX-512 F, BW, DQ, VL and VNNI. A register holds a weight tile, or the 16 lanes of
+ * the float rule.
  */
 #include "../kernels.h"
 
@@ -15,7 +15,7 @@
 #include "panels.h"
 #include "trit_stream.h"
 
-/* tokens of a stream: 24 sums, 4 masks, the tile and a field are 30 of 32 registers */
+/* tokens of a stream: 24 sums, 4 masks, the tile and a field take 30 of 32 registers */
 enum { MOST = 6 };
 
 INLINE sums sums_dot(sums sum, bytes w, bytes q) {
@@ -47,7 +47,7 @@ static void ternary_vector(const bn_matmul *m) {
     }
 }
 
-/* What is left behind so many panels. */
+/* The product without its first `panels` panels. */
 static bn_matmul matmul_behind(const bn_matmul *m, size_t panels) {
     bn_matmul rest = *m;
     rest.tiles += panels * m->panel_stride;
@@ -88,7 +88,7 @@ static void ternary_grouped(const bn_grouped *m) {
 }
 
 static void trit_matmul(const bn_matmul *m) {
-    if (m->tokens <= CODES_MOST) /* for more, to take the weights apart once pays */
+    if (m->tokens <= CODES_MOST) /* for more, decoding the weights once pays off */
         trit_few(m, sums_dot, CODES_MOST);
     else
         trits_many(m, ternary_matmul);

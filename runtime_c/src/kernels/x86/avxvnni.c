@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * avxvnni.c: AVX-VNNI, the 256-bit form of vpdpbusd on CPUs without AVX-512; on top of
- * AVX2. A register is eight rows of a weight tile.
+ * avxvnni.c: AVX-VNNI, the 256-bit form of vpdpbusd on CPUs without AVX-512, on top of AVX2. A
+ * register holds eight rows of a weight tile.
  *
- * With BITNET_AVXVNNI_AS_EVEX the same code uses the AVX-512VL form of the instruction, so that
- * it can be tested where only that one exists.
+ * With BITNET_AVXVNNI_AS_EVEX the same code uses the AVX-512VL form of the instruction, so that it
+ * can be tested where only that one exists.
  */
 #include "../kernels.h"
 
@@ -16,7 +16,7 @@
 #include "scale.h"
 #include "trit_stream.h"
 
-/* tokens of a stream: 12 sums, the tile, a field, activations are 15 of 16 registers */
+/* tokens of a stream: 12 sums, the tile, a field and activations take 15 of 16 registers */
 enum { MOST = 3 };
 
 INLINE sums sums_dot(sums sum, bytes w, bytes q) {
@@ -32,7 +32,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #define PRODUCT_DOT sums_dot
 #include "lookup_template.h"
 
-/* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
+/* One linear stream; each half of a tile has four sums, to hide latency. */
 static void ternary_vector(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
         const uint8_t *tile = m->tiles + p * m->panel_stride;

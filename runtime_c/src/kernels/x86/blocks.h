@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * blocks.h: integer products for many tokens with 16 registers. A panel is unpacked to one byte a
- * weight, 256 columns at a time, into a buffer that stays in the L1 cache; then every token is
- * multiplied with it, 16 rows x up to 6 tokens on registers.
+ * blocks.h: integer products for many tokens with 16 registers. A panel is unpacked to one byte per
+ * weight, 256 columns at a time, into a buffer that stays in the L1 cache; then all tokens are
+ * multiplied with it, 16 rows x up to 6 tokens in registers.
  */
 #ifndef BITNET_X86_BLOCKS_H
 #define BITNET_X86_BLOCKS_H
@@ -63,7 +63,7 @@ INLINE void multiply_block(int32_t *acc, size_t acc_stride, const uint8_t *w, co
 #undef PUT
 }
 
-/* At least two tokens, in blocks of even size, at most `most`. */
+/* At least two tokens, in blocks of nearly equal size, at most `most`. */
 INLINE void multiply_tokens(const bn_matmul *m, size_t panel, size_t k, const uint8_t *w,
                             size_t steps, dot_fn *dot, fold_fn *fold, const int most) {
     const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * common.h: what the x86 files share.
+ * common.h: shared by the x86 files.
  */
 #ifndef BITNET_X86_COMMON_H
 #define BITNET_X86_COMMON_H
@@ -12,12 +12,13 @@
 #include <math.h>
 #include <string.h>
 
-/* What some blocks, which take turns with numbers of the same keys, ask for of the keys behind
- * these: each as much, and in the order of memory. So memory is not idle while the later ones
- * compute, and the hardware sees one stream where the registers of a step lie in several pages. */
+/* Prefetch state of one of several blocks that compute on the same keys in turn. Each block
+ * prefetches an equal share of the keys that come next, in memory order, so that memory stays busy
+ * during all blocks and the hardware sees one stream even if the registers of a step lie in several
+ * pages. */
 typedef struct fetching {
     uintptr_t at;
-    size_t step; /* bytes, with each step of a block */
+    size_t step; /* bytes to prefetch per step of a block */
 } fetching;
 
 INLINE fetching fetch_share(const void *from, size_t bytes, size_t steps, size_t block,
@@ -26,8 +27,8 @@ INLINE fetching fetch_share(const void *from, size_t bytes, size_t steps, size_t
                       (bytes + blocks * steps - 1) / (blocks * steps)};
 }
 
-/* To the second cache: the first waits for two dozen lines at most, which is less than memory gives
- * in the time that it takes to answer. */
+/* Into L2: L1 allows two dozen outstanding lines at most, fewer than memory delivers within its
+ * latency. */
 INLINE void fetch_next(fetching *f) {
     const uintptr_t end = f->at + f->step;
     for (; f->at < end; f->at += 64)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * crc32.h: zlib's CRC-32 by carry-less multiplication. 128 bits of message are moved n bits
- * ahead by multiplying their halves with x^(n+64) and x^n modulo the polynomial, so that four
- * streams of 128 bits fold into what follows them 512 bits later. Gopal et al., "Fast CRC
- * Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.
+ * crc32.h: zlib's CRC-32 by carry-less multiplication. 128 bits of the message are moved n bits
+ * ahead by multiplying their halves by x^(n+64) and x^n modulo the polynomial, so that four streams
+ * of 128 bits are folded into the data 512 bits later. Gopal et al., "Fast CRC Computation for
+ * Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.
  */
 #ifndef BITNET_X86_CRC32_H
 #define BITNET_X86_CRC32_H

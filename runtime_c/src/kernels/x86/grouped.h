@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * grouped.h: ternary weights with a scale for every 128 columns, with vpdpbusd. The integer sums
- * of a group live in registers only: they start at -Σq in place of zero, which takes the offset
- * of the codes off, and at the end of the group become floats and go into a register each.
+ * grouped.h: ternary weights with a scale for every 128 columns, with vpdpbusd. The integer sums of
+ * a group live in registers only: they start at -Σq, which cancels the offset of the codes, and are
+ * converted to floats and added to the totals at the end of the group.
  */
 #ifndef BITNET_X86_GROUPED_H
 #define BITNET_X86_GROUPED_H
@@ -54,7 +54,7 @@ INLINE void grouped_vector(const bn_grouped *m, dot_fn *dot) {
     }
 }
 
-/* The rows of one register, T tokens, each with `parts` sums: enough to hide the latency. */
+/* One register of rows, T tokens, each with `parts` partial sums to hide latency. */
 INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_t k_tiles,
                            const uint16_t *scales, const int8_t *q, size_t q_stride,
                            const int32_t *q_sums, size_t q_sums_stride, dot_fn *dot, const int T,
@@ -107,7 +107,7 @@ INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_
 #undef PUT
 }
 
-/* At least two tokens, in blocks of even size. */
+/* At least two tokens, in blocks of nearly equal size. */
 INLINE void grouped_many(const bn_grouped *m, dot_fn *dot) {
     const size_t blocks = (m->tokens + GROUPED_MOST - 1) / GROUPED_MOST;
     const size_t n_groups = (m->k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;

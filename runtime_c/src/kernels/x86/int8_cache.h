@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * int8_cache.h: scores of int8 queries with int8 keys, and integer weights times int8 values. A
- * word of four dimensions of a query is broadcast against that word of the keys in a register, the
- * weights of four keys against their values in each dimension of a register; what is loaded serves
- * four queries, and keys eight of a prompt.
+ * word of four query dimensions is broadcast against the same word of the keys in a register, and
+ * the weights of four keys against their values in each dimension of a register. Loaded values
+ * serve up to four queries, loaded keys up to eight.
  *
- * flip: 0x80 where dot takes codes as unsigned bytes, 128 too large, else 0; 128·Σq takes it away
- * again.
+ * flip: 0x80 if dot takes codes as unsigned bytes with 128 added, else 0; subtracting 128·Σq
+ * corrects for it.
  */
 #ifndef BITNET_X86_INT8_CACHE_H
 #define BITNET_X86_INT8_CACHE_H
@@ -14,10 +14,10 @@
 #include "integer.h"
 
 enum {
-    INT8_STARTS = 32 /* queries whose sums are begun together */
+    INT8_STARTS = 32 /* most queries of a group, whose start values are computed together */
 };
 
-/* R registers of keys, and Q queries. */
+/* Scores of Q queries with R registers of keys. */
 INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
                          const float *q_scale, const int32_t *start, const int8_t *k, size_t words,
                          fetching fetch, dot_fn *dot, const int flip_byte, const size_t Q,
@@ -58,7 +58,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
 #undef AT
 }
 
-/* As many registers of keys at a time as there are others for. */
+/* Takes as many registers of keys at a time as there are registers left for their sums. */
 INLINE void qk_int8_queries(const bn_qk *a, size_t i, const int32_t *start, size_t turn,
                             size_t turns, dot_fn *dot, const int flip, const size_t Q) {
     const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
@@ -78,14 +78,14 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, const int32_t *start, size
 #undef BLOCK
 }
 
-/* At most INT8_STARTS queries: some keys with all of them, so that they stay in the first cache. A
- * sum starts with -128·Σq where codes get 128 added. */
+/* At most INT8_STARTS queries. A few key tiles are multiplied with all queries before the next
+ * ones, so that the keys stay in L1. Sums start at -128·Σq if codes have 128 added. */
 INLINE void qk_int8_group(const bn_qk *group, dot_fn *dot, const int flip) {
     enum { TILES = 4 };
     const size_t tile = ((group->head_dim + 3) / 4 + 1) * BN_LANES * 4;
     const size_t q_row = bn_q_row(group->head_dim), n_q = group->n_q;
     const size_t turns = n_q / QK_MANY + (n_q % QK_MANY + 3) / 4;
-    bn_qk a = *group; /* in registers: no store can change it */
+    bn_qk a = *group; /* local copy: stores cannot alias it */
     int32_t start[INT8_STARTS] = {0};
     for (size_t i = 0; i < n_q && flip != 0; i++) {
         int32_t total = 0;
@@ -122,8 +122,8 @@ INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
     }
 }
 
-/* Q queries, R registers of dimensions, of which the last begins at `last`, as far as that is in
- * the one before it: what both have is added up in both. */
+/* Q queries, R registers of dimensions. The last register starts at `last` and may overlap the one
+ * before it; the overlap is computed in both. */
 INLINE void pv_int8_block(int32_t *out, size_t head_dim, const uint8_t *codes, size_t p_stride,
                           const int8_t *v, size_t keys, size_t last, fetching fetch, dot_fn *dot,
                           const size_t Q, const size_t R) {
@@ -166,7 +166,7 @@ INLINE void pv_int8_block(int32_t *out, size_t head_dim, const uint8_t *codes, s
     }
 }
 
-/* The n < VEC_ROWS dimensions of heads that have no more, padded on their way to the registers. */
+/* Heads of n < VEC_ROWS dimensions, without SIMD. */
 static void pv_int8_narrow(int32_t *out, size_t n, const uint8_t *codes, const int8_t *v,
                            size_t keys) {
     for (size_t t = 0; t < keys; t += BN_VALUE_GROUP, v += BN_VALUE_GROUP * n)
@@ -178,7 +178,7 @@ static void pv_int8_narrow(int32_t *out, size_t n, const uint8_t *codes, const i
         }
 }
 
-/* Blocks of 1 to 3 registers (2 where there are few), as even as can be. */
+/* Blocks of 1 to 3 registers (2 with 16 registers), as even as possible. */
 INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t Q) {
     enum { SIDE = REGISTERS == 32 ? 3 : 2 };
     const size_t E = a->head_dim, n = (E + VEC_ROWS - 1) / VEC_ROWS, blocks = (n + SIDE - 1) / SIDE;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * k4v8_cache.h: scores of int8 queries with 4-bit keys. A word of four dimensions is broadcast
- * against that word of the keys in a register; four queries share what is loaded and unpacked.
- * Codes of keys are doubled; -15·Σq, of every group of 32 dimensions, makes them what they stand
- * for.
+ * k4v8_cache.h: scores of int8 queries with 4-bit keys. A word of four query dimensions is
+ * broadcast against the same word of the keys in a register; up to four queries share the loaded
+ * and unpacked keys. Key codes are doubled, and the sums of each group of 32 dimensions start at
+ * -15·Σq, which gives Σ(2 code - 15)·q.
  */
 #ifndef BITNET_X86_K4V8_CACHE_H
 #define BITNET_X86_K4V8_CACHE_H
@@ -16,10 +16,10 @@ typedef struct k4_queries {
     const int8_t *q;
     size_t q_row, n;
     const float *scale;
-    int32_t start[4][K4_GROUPS]; /* what a sum begins with */
+    int32_t start[4][K4_GROUPS]; /* start values of the sums, -15·Σq */
 } k4_queries;
 
-/* score[i] += the sum of up to 4 words, a group, for query i, times the scale of each key. */
+/* score[i] += the product of query i with a group of up to 4 words, times the scale of each key. */
 INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const uint8_t *k,
                         size_t words, vec scale, fetching *fetch, dot_fn *dot, const size_t Q) {
     sums sum[4];
@@ -44,7 +44,7 @@ INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const u
         score[i] = vec_fma(vec_from_int(sum[i]), scale, score[i]);
 }
 
-/* The keys in one register. */
+/* Scores of Q queries with the keys in one register. */
 INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, const uint8_t *k,
                        size_t head_dim, fetching fetch, dot_fn *dot, const size_t Q) {
     enum { GROUP_WORDS = BN_NIBBLE_GROUP / 8 };
@@ -93,7 +93,7 @@ INLINE void qk_k4_queries(const bn_qk *a, size_t first, dot_fn *dot, const size_
 INLINE void qk_k4_all(const bn_qk *all, dot_fn *dot) {
     enum { TILES = 8 };
     const size_t tile = bn_nibble_words(all->head_dim) * K4_WORD;
-    bn_qk a = *all; /* in registers: no store can change it */
+    bn_qk a = *all; /* local copy: stores cannot alias it */
     for (size_t t = 0; t < all->tiles; t += TILES) {
         size_t i = 0;
         a.tiles = bn_min(all->tiles - t, TILES);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * lines.h: integer products with the lines of a matrix that are listed, gathered from memory.
+ * lines.h: integer products with the listed lines of a matrix, gathered from memory.
  *
- * Both go along the list before they go along the lines, and ask for the same place of the line
- * LINES_AHEAD entries on: a line alone is too short for the hardware to see a stream in it, and
- * where it sees one it fetches what comes after the line too.
- * dot takes codes of any field where it lies in its byte.
+ * Both kernels iterate over the list in their inner loop and prefetch the same position of the line
+ * LINES_AHEAD entries later: a single line is too short for the hardware to detect a stream, and
+ * when it does, it also fetches data past the line. dot accepts codes in any field, masked in
+ * place.
  */
 #ifndef BITNET_X86_LINES_H
 #define BITNET_X86_LINES_H
@@ -13,9 +13,9 @@
 #include "integer.h"
 
 enum {
-    LINE_SUMS = REGISTERS / 8, /* registers of columns a pass has sums for, four each */
-    LINES_AHEAD = 64, /* entries: 40 KB at 2560 codes, in the second-level cache; 32 are slower by a
-                         third, 128 no faster */
+    LINE_SUMS = REGISTERS / 8, /* registers of columns per pass, with four sums each */
+    LINES_AHEAD =
+        64, /* entries: 40 KB at 2560 codes, in L2; 32 are a third slower, 128 no faster */
     VEC_CODES = 4 * sizeof(bytes)
 };
 
@@ -24,7 +24,7 @@ INLINE void prefetch_line(const bn_lines *m, size_t entry, size_t at) {
         _mm_prefetch((const char *)m->lines + m->list[entry] * m->line_bytes + at, _MM_HINT_T1);
 }
 
-/* The activations that meet each field of a register of codes; none past the padding of q. */
+/* The activations for each field of a register of codes; reads nothing past the padding of q. */
 INLINE void activations(bytes x[4], const int8_t *q, size_t codes) {
     int8_t field[4][sizeof(bytes)] = {{0}};
     for (size_t unit = 0; unit < bn_min(codes, VEC_CODES); unit += BN_LINE_UNIT)
@@ -54,15 +54,15 @@ INLINE void lines_rows(const bn_lines *m, dot_fn *dot) {
     }
 }
 
-/* Four columns at one place of their lines, a byte of each side by side: register `part` of four
- * has bytes 4·part to 4·part + 3 of every unit. */
+/* Interleaves the bytes of four columns at the same position: register `part` of four holds bytes
+ * 4·part to 4·part + 3 of every unit. */
 INLINE bytes side_by_side(const bytes c[4], int part) {
     const bytes ab = part < 2 ? bytes_low8(c[0], c[1]) : bytes_high8(c[0], c[1]);
     const bytes cd = part < 2 ? bytes_low8(c[2], c[3]) : bytes_high8(c[2], c[3]);
     return part % 2 == 0 ? bytes_low16(ab, cd) : bytes_high16(ab, cd);
 }
 
-/* Four sums of each unit. */
+/* Adds the four sums of each unit to acc. */
 INLINE void add_lanes(int32_t *acc, sums sum) {
     int32_t lane[VEC_ROWS];
     sums_store(lane, sum);
@@ -70,8 +70,8 @@ INLINE void add_lanes(int32_t *acc, sums sum) {
         acc[i / 4 * BN_LINE_UNIT + i % 4] += lane[i];
 }
 
-/* The registers from `part` on of the columns' bytes from `at` on. Fields are masked, never
- * shifted: field f counts 4^f times, in a sum of its own. */
+/* Registers part to part + LINE_SUMS - 1 of the columns' bytes at `at`. Fields are masked, not
+ * shifted: field f is scaled by 4^f and has its own sum. */
 INLINE void columns_pass(const bn_lines *m, size_t at, const int part, dot_fn *dot) {
     sums sum[LINE_SUMS][4];
     UNROLL
@@ -85,7 +85,7 @@ INLINE void columns_pass(const bn_lines *m, size_t at, const int part, dot_fn *d
             const size_t ahead = i + j + LINES_AHEAD;
             if (ahead < m->n)
                 prefetch_line(m, ahead, at);
-            else /* the list from its first, for the next pass */
+            else /* wraps to the start of the list, for the next pass */
                 prefetch_line(m, ahead - m->n, at + sizeof(bytes));
             c[j] = bytes_load(m->lines + m->list[i + j] * m->line_bytes + at);
         }

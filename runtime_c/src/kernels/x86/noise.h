@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * noise.h: the noise of tokens (../noise.h), a word of 64 bits for each of the four of Philox, of
- * which the lower half counts: what stands above it is not looked at by a product.
+ * noise.h: the noise of tokens (../noise.h). Each 32-bit word of Philox occupies a 64-bit lane, of
+ * which only the lower half counts: products ignore the upper half.
  */
 #ifndef BITNET_X86_NOISE_H
 #define BITNET_X86_NOISE_H
@@ -33,7 +33,7 @@ static void noise(double *u, const uint32_t *tokens, size_t n, uint64_t seed, ui
         }
         const quads upper = a ^ ((a ^ c) & odd), lower = b ^ ((b ^ d) & odd);
         const quads r = upper << 32 >> 12 | (lower & half) >> 12;
-        /* the bits of 2^52 + r, of which the double is exact */
+        /* the bit pattern of the double 2^52 + r, which is exact */
         const doubles number = (doubles)(r | quads_fill(UINT64_C(0x433) << 52)) - 0x1p52;
         const doubles between = (number + 0.5) * 0x1p-52;
         memcpy(u + i, &between, sizeof between);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * register.h: the register that a tier computes with, under the same names for every tier: bytes
- * (four columns for each row), sums (a 32-bit sum for each row), vec (floats), shorts. A tier with
- * registers of 512 bits says so before its first header: #define REGISTER_BITS 512.
+ * register.h: a tier's vector register under names common to all tiers: bytes (four columns of each
+ * row), sums (a 32-bit sum per row), vec (floats), shorts, quads. A tier with 512-bit registers
+ * defines REGISTER_BITS as 512 before it includes a header.
  */
 #ifndef BITNET_X86_REGISTER_H
 #define BITNET_X86_REGISTER_H
@@ -17,7 +17,7 @@
 #include "ymm.h"
 #endif
 
-/* Queries of a prompt that share what is loaded of keys. */
+/* Most queries that share loaded keys. */
 enum { QK_MANY = REGISTERS == 32 ? 8 : 4 };
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * scale.h: what follows a product, element by element, the same for every x86 tier: each output is
- * read and written once.
+ * scale.h: elementwise scaling of a product's sums, shared by the x86 tiers: each output is read
+ * and written once.
  */
 #ifndef BITNET_X86_SCALE_H
 #define BITNET_X86_SCALE_H
 
 #include "register.h"
 
-/* What the outputs of a token share. */
+/* Values shared by the outputs of a token. */
 typedef struct token_scale {
     int32_t offset;
     float s;
@@ -19,12 +19,12 @@ INLINE token_scale scale_of(const bn_scaling *a, size_t t) {
     return (token_scale){a->q_sums ? a->q_sums[t] : 0, a->s[t], vec_set(*a->scales / a->s[t])};
 }
 
-/* LANES is a constant: then it is a plain load. */
+/* A plain load where n is the constant LANES. */
 INLINE vec load_part(const float *p, size_t n) {
     return n == LANES ? vec_load(p) : vec_load_first(p, n);
 }
 
-/* The n first lanes of the register of outputs from i on, which are at y. */
+/* Outputs i to i + n - 1, n <= LANES; y points to output i. */
 INLINE vec scaled_part(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of,
                        size_t n) {
     if (a->scale_each)
@@ -39,9 +39,9 @@ INLINE vec scaled(const bn_scaling *a, size_t i, const float *y, sums acc, token
     return scaled_part(a, i, y, acc, of, LANES);
 }
 
-/* Outputs from `first` on. */
+/* Scales the outputs from `first` on. */
 INLINE void scale_from(const bn_scaling *all, size_t first) {
-    const bn_scaling a = *all; /* in registers: no store can change it */
+    const bn_scaling a = *all; /* local copy: stores cannot alias it */
     for (size_t t = 0; t < a.tokens; t++) {
         const token_scale of = scale_of(&a, t);
         const int32_t *acc = a.acc + t * a.acc_stride;

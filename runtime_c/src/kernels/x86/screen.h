@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * screen.h: estimates of logits, and which numbers reach a bar, the same for every x86 tier.
+ * screen.h: estimates of logits, and search for values that reach a bar; shared by the x86 tiers.
  */
 #ifndef BITNET_X86_SCREEN_H
 #define BITNET_X86_SCREEN_H
@@ -8,7 +8,7 @@
 #include "scale.h"
 
 static void estimate(const bn_estimates *all) {
-    const bn_estimates a = *all; /* in registers: no store can change it */
+    const bn_estimates a = *all; /* local copy: stores cannot alias it */
     const vec mean = vec_set(a.mean), unit = vec_set(a.unit);
     size_t i = 0;
     for (; i + LANES <= a.n; i += LANES) {
@@ -20,7 +20,8 @@ static void estimate(const bn_estimates *all) {
         a.y[i] = bn_estimated(&a, i);
 }
 
-/* A list is never longer than what was looked at, so it has room for a register more. */
+/* The list is never longer than the values examined, so the indices of a whole register always
+ * fit. */
 static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
     const vec least = vec_set(bar);
     size_t listed = 0, i = 0;

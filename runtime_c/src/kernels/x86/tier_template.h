@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * tier_template.h: the kernels of a tier that differ from another's in one instruction only, and
- * the table of them and of its products.
+ * tier_template.h: kernels that differ between tiers in one instruction only, and set_products,
+ * which enters them and the tier's other products in the table.
  *
  * Included last, where ternary_matmul, ternary_lookup, trit_matmul, ternary_grouped are defined.
  * Parameters:
- *   CODES_DOT  adds four products of unsigned bytes of 7 bits, so of codes of any field, and int8
- *   INT8_DOT   the same of int8 codes
- *   INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0
- *   PEAK_DOT   of the limit of all products
+ *   CODES_DOT  adds four products of unsigned bytes <= 128 (codes in any field) and int8
+ *   INT8_DOT   adds four products of int8 codes and int8
+ *   INT8_FLIP  0x80 if INT8_DOT takes codes as unsigned bytes with 128 added, else 0
+ *   PEAK_DOT   the dot product that int8_peak measures
  */
 #if !defined(CODES_DOT) || !defined(INT8_DOT) || !defined(INT8_FLIP) || !defined(PEAK_DOT)
 #error "a parameter is missing"
@@ -53,7 +53,7 @@ static void set_products(bn_kernels *table) {
     table->products.sketch_matmul = ternary_matmul;
     table->products.ternary_lookup = ternary_lookup;
     table->products.lookup_tokens = LOOKUP_TOKENS;
-    table->products.lookup_rows = 640; /* with fewer, making tables costs more than they save */
+    table->products.lookup_rows = 640; /* with fewer, building tables costs more than it saves */
     table->products.lookup_cols = 0;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * trit_stream.h: weights of five trits a byte with vpdpbusd, as one linear stream, for up to `most`
- * tokens a pass.
+ * trit_stream.h: products of weights stored as five trits per byte with vpdpbusd: one linear stream
+ * for up to `most` tokens per pass.
  */
 #ifndef BITNET_X86_TRIT_STREAM_H
 #define BITNET_X86_TRIT_STREAM_H
@@ -20,10 +20,10 @@ INLINE sums trit_total(sums a, sums b) {
     return sums_shr((sums)(3 * (wraps)a - (wraps)b), 8);
 }
 
-/* The rows of one register, T tokens, without codes: a byte v is multiplied with the activations
- * of its first column, 3v with those of the second, and so on. 256 times a code is 3 times its v
- * less the next v (FORMAT.md §4), so two sums give the product. Each is kept in `parts`, enough to
- * hide the latency of the instruction. */
+/* One register of rows, T tokens, without decoding: byte v is multiplied by the activations of its
+ * first column, 3v by those of the second, and so on. 256 times a code is 3v minus the next v
+ * (FORMAT.md §4), so two sums give the product. Each is split into `parts` partial sums to hide
+ * latency. */
 INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
                            const int8_t *q, size_t q_stride, dot_fn *dot, const int T,
                            const int parts) {
@@ -63,20 +63,20 @@ INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #undef PUT
 }
 
-/* 64 times the code of each byte v, 64·floor(3v / 256): both averages round up, of which the one
- * that is taken off first makes up. */
+/* 64 times the code of each byte v, 64·floor(3v / 256). Both averages round up; subtracting 1 first
+ * compensates. */
 INLINE bytes trit_field(bytes v) {
     const bytes less = bytes_less(v, bytes_fill(1));
     const bytes half = bytes_average(less, bytes_fill(0));
     return bytes_and(bytes_average(less, half), bytes_fill(0xC0));
 }
 
-enum { CODES_MOST = 12 }; /* tokens: their sums, and what they share, in 32 registers */
+enum { CODES_MOST = 12 }; /* tokens whose sums and shared operands fit 32 registers */
 #define EACH_CODED(X) EACH_TOKEN(X) X(6) X(7) X(8) X(9) X(10) X(11)
 #define EACH_CODED_AND(X, n) EACH_TOKEN_AND(X, n) X(6, n) X(7, n) X(8, n) X(9, n) X(10, n) X(11, n)
 
-/* The same by codes: more work for each byte, half as much for each token. A token has `parts`
- * sums, two where there are registers for them. */
+/* The same with decoded codes: more work per byte, half as much per token. A token has `parts`
+ * partial sums, two if there are registers for them. */
 INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
                         const int8_t *q, size_t q_stride, dot_fn *dot, const int T,
                         const int parts) {
@@ -111,7 +111,7 @@ INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, si
 #undef PUT
 }
 
-/* Tokens in blocks of even size. */
+/* Tokens in blocks of nearly equal size. */
 INLINE void trit_few(const bn_matmul *m, dot_fn *dot, const int most) {
     const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;
     for (size_t p = 0; p < m->panels; p++)
