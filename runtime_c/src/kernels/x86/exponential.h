@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * exponential.h: activations and the exponentials of softmax, the same for every x86 tier. Both are
- * long chains of instructions, each of which waits for the one before: STEP registers go in step.
+ * exponential.h: activations and the exponentials of softmax, shared by the x86 tiers. Both are
+ * long dependency chains, so STEP registers are processed together.
  */
 #ifndef BITNET_X86_EXPONENTIAL_H
 #define BITNET_X86_EXPONENTIAL_H
@@ -40,7 +40,7 @@ INLINE void exp_all(vec *x, int count) {
 
 typedef void activation_fn(vec *g, int count);
 
-/* h[i] = f(g[i]) * u[i], n <= STEP_LANES: fewer take as long. */
+/* h[i] = f(g[i]) * u[i], n <= STEP_LANES; a smaller n takes as long. */
 INLINE void gate_step(float *h, const float *g, const float *u, size_t n, activation_fn *f) {
     vec x[STEP];
     UNROLL
@@ -82,7 +82,7 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
     gate(h, g, u, n, silu);
 }
 
-/* max(g, 0) but for NaN, which passes, and so does -0, until it is added to 0. */
+/* max(g, 0); NaN passes through. Adding zero turns -0 into +0. */
 INLINE vec positive(vec g) {
     const vec zero = vec_zero();
     return vec_add(vec_max(zero, g), zero);
@@ -142,7 +142,7 @@ static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
     gate(h, g, u, n, gelu_erf);
 }
 
-/* x[i] = exp(x[i] - shift), n <= STEP_LANES, which are added to sums. */
+/* x[i] = exp(x[i] - shift), n <= STEP_LANES; adds them to sum. */
 INLINE void exp_step(vec *sum, float *x, size_t n, vec shift) {
     vec e[STEP];
     UNROLL

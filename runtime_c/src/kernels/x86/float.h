@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * float.h: kernels on vectors of floats and conversions, the same for every x86 tier. vec_max(a, b)
- * is a > b ? a : b and so takes b when one is NaN; vec_min likewise.
+ * float.h: kernels on float vectors and conversions, shared by the x86 tiers. vec_max(a, b) is a >
+ * b ? a : b, and so returns b if either is NaN; vec_min likewise.
  *
- * A tail shorter than a register is copied to a buffer that is padded with what counts for
- * nothing, and goes through the same code.
+ * A tail shorter than a register is copied to a buffer padded with neutral values and goes through
+ * the same code.
  */
 #ifndef BITNET_X86_FLOAT_H
 #define BITNET_X86_FLOAT_H
 
 #include "register.h"
 
-/* Of n numbers, how many from the j-th register on. */
+/* How many of n elements remain from the j-th register on. */
 INLINE size_t left_from(size_t n, int j) {
     const size_t before = (size_t)j * LANES;
     return n > before ? n - before : 0;
 }
 
-/* --- element by element --- */
+/* --- elementwise --- */
 
 typedef vec map_fn(vec a, vec b);
 
@@ -36,7 +36,7 @@ INLINE void map(float *y, const float *a, const float *b, size_t n, map_fn *f) {
 }
 
 static float max_of(const float *x, size_t n) {
-    enum { AT_ONCE = 4 }; /* none waits for another */
+    enum { AT_ONCE = 4 }; /* independent chains */
     vec m[AT_ONCE];
     size_t i = 0;
     UNROLL
@@ -59,8 +59,7 @@ static float max_of(const float *x, size_t n) {
 
 enum { QUANTIZE_ROWS = 4 };
 
-/* The largest |x| of each of R rows, at least 1e-5: as one waits for the one before, a row by
- * itself has four. */
+/* The largest |x| of each of R rows, at least 1e-5. A single row has four independent chains. */
 INLINE void most_of(float *most, const float *x, size_t stride, size_t n, const size_t R) {
     enum { TOGETHER = 4 };
     const size_t each = TOGETHER / R;
@@ -86,9 +85,9 @@ INLINE void most_of(float *most, const float *x, size_t stride, size_t n, const 
         most[r] = vec_most_of(m[r * each]);
 }
 
-/* The codes of a row; their sum. */
+/* Quantizes a row; returns the sum of its codes. */
 INLINE int32_t quantize_row(int8_t *q, const float *x, size_t n, float s) {
-    const vec scale = vec_set(s), low = vec_set(-127.0f); /* for NaN; no other x·s is less */
+    const vec scale = vec_set(s), low = vec_set(-127.0f); /* replaces NaN; no other x·s is lower */
     const size_t padded = bn_q_row(n);
     sums total[2] = {sums_zero(), sums_zero()}, codes[4];
     size_t i = 0;
@@ -106,12 +105,12 @@ INLINE int32_t quantize_row(int8_t *q, const float *x, size_t n, float s) {
         *total = sums_add(*total, *codes);
         sums_store_bytes(q + i, *codes);
     }
-    for (; i < padded; i += LANES) /* both are multiples of it */
+    for (; i < padded; i += LANES) /* i and padded are multiples of LANES */
         sums_store_bytes(q + i, sums_zero());
     return sums_total(sums_add(total[0], total[1]));
 }
 
-/* The scales of several rows, each a chain of its own, before their codes. */
+/* Finds the scales of R rows, as independent chains, before their codes. */
 INLINE void quantize_rows(const bn_quantizing *a, size_t row, const size_t R) {
     const size_t n = a->n, x_stride = a->x_stride, q_stride = a->q_stride;
     const float *x = a->x + row * x_stride;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * float_rows.h: rows of floats times vectors by the float rule, and sums of rows, the same for
- * every x86 tier. PARTS registers make the 16 lanes of the rule. Tails: see float.h.
+ * float_rows.h: products of float rows and vectors by the float rule, and weighted sums of rows,
+ * shared by the x86 tiers. PARTS registers hold the 16 lanes of the rule. Tails: see float.h.
  */
 #ifndef BITNET_X86_FLOAT_ROWS_H
 #define BITNET_X86_FLOAT_ROWS_H
@@ -16,7 +16,7 @@ INLINE vec load_f16(const void *p, size_t i) {
 }
 typedef vec load_fn(const void *p, size_t i);
 
-/* Rows and tokens that share what is loaded of each other: as many as there are registers for. */
+/* Rows and tokens of a block, which share their loads: as many as there are registers for. */
 enum { ROWS = 4, BLOCK = PARTS == 1 ? 4 : 1 };
 
 /* The next BN_LANES terms of R rows and T tokens. */
@@ -38,7 +38,7 @@ INLINE void dot_step(vec sum[ROWS][BLOCK][PARTS], const uint8_t *w, size_t w_str
     }
 }
 
-/* y[t][r] = w[r]·x[t] of R rows of `size`-byte numbers and T tokens. */
+/* y[t][r] = w[r]·x[t] for R rows of `size`-byte elements and T tokens. */
 INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
                       size_t cols, const float *x, size_t x_stride, const size_t R,
                       const size_t T) {
@@ -55,7 +55,7 @@ INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, 
         }
     }
     for (; k + BN_LANES <= cols; k += BN_LANES) {
-        /* the next rows from memory; for more tokens products take longer than that */
+        /* prefetch the next rows; with more tokens, products take longer than memory */
         for (size_t at = 0; R == ROWS && T == 1 && at < ROWS * BN_LANES * size; at += 64)
             __builtin_prefetch(w + ROWS * (w_stride + k * size) + at);
         dot_step(sum, w + k * size, w_stride, load, x + k, x_stride, R, T);
@@ -106,7 +106,7 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
                  tokens);
 }
 
-/* y[0..R registers) of T tokens: what is widened of w serves them all. */
+/* R registers of outputs i on, for T tokens from t on, which share the widened weights. */
 INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T, const size_t R) {
     vec s[4][4];
     UNROLL
@@ -119,7 +119,7 @@ INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T
         const int8_t *w = a->w + r * a->w_stride + i;
         vec v[4];
         UNROLL
-        for (size_t at = 0; at < R * LANES; at += 64) /* a line of memory each */
+        for (size_t at = 0; at < R * LANES; at += 64) /* one per cache line */
             __builtin_prefetch(w + 6 * R * LANES + at);
         UNROLL
         for (size_t j = 0; j < R; j++)
@@ -142,7 +142,7 @@ INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T
     }
 }
 
-/* The same of one token and fewer outputs than a register has. */
+/* The same for one token and fewer than LANES outputs. */
 static void add_rows_end(const bn_add_rows *a, size_t t, size_t i) {
     const size_t n = a->n - i;
     float *y = a->y + t * a->y_stride + i, y_end[LANES] = {0};

@@ -1,48 +1,48 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup_template.h: many rows by many tokens, most of it without multiplying. A byte of a ternary
- * tile holds four codes of a row; what they make of four activations is one of 81 sums. Those are
- * put in a table, for as many tokens as a register has 16-bit lanes, and the byte of weights is the
- * index into it: one addition does the work of four multiply-adds, for every token. (Tables with
- * tokens in the lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the
- * file.)
+ * lookup_template.h: products of many rows and many tokens, mostly without multiplying. A byte of a
+ * ternary tile holds four codes of a row, and their product with four activations is one of 81
+ * sums. A table holds these sums for as many tokens as a register has 16-bit lanes, indexed by the
+ * weight byte: one addition does the work of four multiply-adds for every token. (Tables with
+ * tokens in lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as stored in the file.)
  *
- * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
- * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
- * multiplied instead, tokens in lanes too. Measured there, where vpdpbusd alone reaches 228 of 235
- * GMAC/s: 260 with tables for all rows, 300, 315 and 294 with 4, 6 and 8 rows multiplied; 294 with
- * 6 that take one tile at a time, which loads and stores their sums twice as often. (256-bit
- * registers, too few for two tiles: 212, and 240 with 6; vpmaddubsw: 212, and 219 with 2.)
+ * The bottleneck is register loads: 16 columns of a row need four entries and the sum itself, and
+ * Zen 4 loads 512 bits per cycle. The multipliers would idle meanwhile, so PRODUCT_ROWS rows of
+ * each panel are multiplied instead, also with tokens in lanes. On Zen 4, where vpdpbusd alone
+ * reaches 228 of 235 GMAC/s: 260 with tables for all rows; 300, 315 and 294 with 4, 6 and 8 rows
+ * multiplied; 294 with 6 rows that take one tile at a time, which loads and stores their sums twice
+ * as often. (256-bit registers, too few for two tiles: 212, and 240 with 6; vpmaddubsw: 212, and
+ * 219 with 2.)
  *
- * Zen 4, cycles of a panel in a tile of 32 tokens: 88, where the loads need 63 and the vector
- * pipes 65; 71 without multiplied rows, 56 with these alone, 80 if their sums need not be loaded
- * and stored, 84 if all sums stay in the first cache. Huge pages and codes that are all the same
- * change nothing. Tried there:
- *   entries of 16 tokens, two tiles side by side in a table, half as many sums: 95, as two loads of
- *     256 bits at random places do not go together
- *   offsets by pdep and bextr: 99 with these; sums stored as two halves: 95, later: 88
- *   three tiles a step: 92, for lack of registers
- *   floats made of the sums at once: no faster, as what writes y costs as much either way
+ * Zen 4, cycles per tile of a panel, 32 tokens: 88, of which the loads need 63 and the vector pipes
+ * 65; 71 without the multiplied rows, 56 with only these, 80 without loading and storing their
+ * sums, 84 with all sums in L1. Huge pages and identical codes change nothing. Alternatives tried
+ * there:
+ *   entries of 16 tokens, two tiles side by side in a table, half as many sums: 95, as two 256-bit
+ *     loads at random addresses do not pair
+ *   offsets by pdep and bextr: 99; sums stored as two halves: 95, stored later: 88
+ *   three tiles per step: 92, for lack of registers
+ *   sums converted to floats at once: no faster, as writing y costs the same either way
  *
- * The tables of a column of tiles take 20 kB of the first cache. Sums pass through it from the
- * second, where each kind lies close together: the hardware fetches them ahead, 13 % of the speed.
- * Making tables costs as much as a hundred rows.
+ * The tables of a column of tiles take 20 kB of L1. Sums stream through it from L2, where each kind
+ * is contiguous so that the hardware prefetches them, which gives 13 % of the speed. Building the
+ * tables costs as much as a hundred rows.
  *
- * On Zen 5, where vpdpbusd reaches 0.98 of the peak, as parts of that peak, 32 tokens: 1.06 with
- * 2560 rows of 2560 columns, 0.98 with 1024, 0.96 with 640. What outputs cost afterwards is not
- * hidden: 768 columns gain nothing. A row takes 3.1 cycles with its sums in the first cache, 3.9
- * from the second, of 2.5 that the loads alone need. Tried there:
- *   codes of two rows by valignq and vmovq, not by a load between those of 512 bits: 1.11, and the
+ * On Zen 5, where vpdpbusd reaches 0.98 of the peak, in fractions of that peak, 32 tokens: 1.06
+ * with 2560 rows of 2560 columns, 0.98 with 1024 rows, 0.96 with 640. The cost per output is not
+ * hidden: 768 columns gain nothing. A row takes 3.1 cycles with its sums in L1 and 3.9 from L2,
+ * while the loads alone need 2.5. Alternatives tried there:
+ *   codes of two rows by valignq and vmovq, not by a load among the 512-bit ones: 1.11, and the
  *     prefill of 2560 columns some 3 % faster; not tried on Zen 4
- *   offsets ready in memory, 16 bits each: 4.7 cycles a row in place of 3.4
- *   tables of 3, 3, 3, 3 and 4 columns, two tiles a pass, half as many sums: 1.03
- *   products of other panels, rows in lanes, beside rows of tables: 0.97
- *   vpermw, 3 columns in a register: adds take its gain, 208 multiply-adds a cycle without
- *     loads; some 150 are left behind unpacking and widening (reckoned)
+ *   precomputed 16-bit offsets in memory: 4.7 cycles per row instead of 3.4
+ *   tables of 3, 3, 3, 3 and 4 columns, two tiles per pass, half as many sums: 1.03
+ *   products of other panels, rows in lanes, interleaved with table rows: 0.97
+ *   vpermw, 3 columns per register: the additions cancel its gain, 208 multiply-adds per cycle
+ *     without loads; an estimated 150 with unpacking and widening
  *
  * Parameters:
  *   PRODUCT_ROWS   rows of each panel that are multiplied, even
- *   PRODUCT_TILES  tiles of a step, between which they are shared out: a divisor
+ *   PRODUCT_TILES  tiles per step, which share these rows evenly: a divisor
  *   PRODUCT_DOT    adds four products of a code and an activation
  */
 #if !defined(PRODUCT_ROWS) || !defined(PRODUCT_TILES) || !defined(PRODUCT_DOT)
@@ -53,17 +53,18 @@
 
 enum {
     LOOKUP_TOKENS = sizeof(bytes) / sizeof(int16_t),
-    INDEX_SHIFT = sizeof(bytes) == 64 ? 6 : 5, /* a byte of weights to an offset */
+    INDEX_SHIFT = sizeof(bytes) == 64 ? 6 : 5, /* from a weight byte to a table offset */
     INDEX_MASK = 255 << INDEX_SHIFT,
-    /* Codes leave most lines of a table unused. A distance that is odd in lines spreads the used
-     * ones of four tables over the sets of a cache: 270 GMAC/s, and 199 without, on Zen 4. */
+    /* Codes leave most cache lines of a table unused. A stride of an odd number of lines spreads
+     * the used ones of the four tables over the cache's sets: 270 GMAC/s on Zen 4, 199 without. */
     TABLE_BYTES = 256 * sizeof(bytes) + 37 * 64,
     TABLE_ROWS = BN_PANEL - PRODUCT_ROWS,
     PASS_ROWS = PRODUCT_ROWS / PRODUCT_TILES,
     STEP_REACH = PRODUCT_TILES * BN_TERNARY_TILE_K * 127 /* largest sum of a step's tiles */
 };
 
-/* Words of four columns, one of each token, from rows of 16 columns: four by four are turned. */
+/* Words of four columns, one per token, from rows of 16 columns: transposes blocks of 4 x 4
+ * words. */
 INLINE void lookup_words(bytes word[2][4], const __m128i *row) {
     for (int h = 0; h < 2; h++) {
         const __m128i *r = row + h * VEC_ROWS;
@@ -76,7 +77,7 @@ INLINE void lookup_words(bytes word[2][4], const __m128i *row) {
     }
 }
 
-/* Activations of the 16 columns from q on, 0 for tokens that are not there: tokens in lanes. */
+/* Activations of the 16 columns from q on, tokens in lanes, 0 for missing tokens. */
 INLINE void lookup_columns(shorts column[16], bytes word[2][4], const int8_t *q, size_t q_stride,
                            size_t tokens) {
     __m128i row[LOOKUP_TOKENS], mixed[16];
@@ -99,7 +100,7 @@ INLINE void lookup_columns(shorts column[16], bytes word[2][4], const int8_t *q,
         column[k] = shorts_widen(row[k], row[LOOKUP_TOKENS - 16 + k]);
 }
 
-/* The table of byte i of a row: entry b has, for the codes c of b, the sum of (c - 1)·column. */
+/* The table for byte i of a row: entry b is the sum of (c - 1)·column over the codes c of b. */
 INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
     const shorts y0 = column[i], y1 = column[4 + i], y2 = column[8 + i], y3 = column[12 + i];
     shorts sum3 = -(y0 + y1 + y2 + y3);
@@ -119,7 +120,8 @@ INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
     }
 }
 
-/* total += the products of a row's codes in some tiles, as stored; word: [tile][half][field]. */
+/* total += the products of a row's codes, as stored, in all tiles of a step; word:
+ * [tile][half][field]. */
 INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TILES], size_t at,
                            bytes word[PRODUCT_TILES][2][4]) {
     sums sum[2] = {total[0], total[1]};
@@ -132,25 +134,25 @@ INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TIL
     total[0] = sum[0], total[1] = sum[1];
 }
 
-/* A pass over the rows: what the tables of tile `pass` of a step say goes to sum; of the rows that
- * are multiplied it is the turn of PASS_ROWS, with all tiles of the step, to product. */
+/* One pass over the rows: adds table entries for tile `pass` of a step to sum, and the products of
+ * PASS_ROWS of the multiplied rows with all tiles of the step to product. */
 static void lookup_rows(shorts *sum, sums *product, const uint8_t *const tile[PRODUCT_TILES],
                         int pass, bytes words[PRODUCT_TILES][2][4], const bn_matmul *m,
                         const uint8_t *table) {
     enum { S = INDEX_SHIFT, AHEAD = 2 * BN_TILE_BYTES };
-    bytes word[PRODUCT_TILES][2][4]; /* in registers: no store can change them */
+    bytes word[PRODUCT_TILES][2][4]; /* local copy: stores cannot alias it */
     memcpy(word, words, sizeof word);
     const uint8_t *codes = tile[pass];
-    size_t at = 4 * (size_t)(TABLE_ROWS + pass * PASS_ROWS); /* of the first such row */
+    size_t at = 4 * (size_t)(TABLE_ROWS + pass * PASS_ROWS); /* of the first multiplied row */
     for (size_t p = 0; p < m->panels; p++, codes += m->panel_stride, at += m->panel_stride) {
         _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
         UNROLL
         for (int row = 0; row < TABLE_ROWS; row += 2, sum += 2) {
             UNROLL
-            for (int i = 0; i < PASS_ROWS; i++) /* spread among the others */
+            for (int i = 0; i < PASS_ROWS; i++) /* interleaved with table rows */
                 if (i * TABLE_ROWS / PASS_ROWS / 2 == row / 2)
                     lookup_product(product + 2 * i, tile, at + 4 * (size_t)i, word);
-            uint64_t w; /* of two rows: loads are what is scarce */
+            uint64_t w; /* codes of two rows: loads are the bottleneck */
             memcpy(&w, codes + 4 * row, sizeof w);
 #define ENTRY(i, index)                                                                            \
     (*(const shorts *)(const void *)(table + i * TABLE_BYTES + (index & INDEX_MASK)))
@@ -174,8 +176,9 @@ static void lookup_fold(sums *total, shorts *sum, size_t n) {
     }
 }
 
-/* acc of a square: half of the tokens, and rows from row `first` of panel p on. Totals, with Σq to
- * make codes c - 1 those of bn_matmul, and products. */
+/* Transposes a square of sums to acc: half of the tokens, and VEC_ROWS rows from row `first` of
+ * panel p on. Totals, whose tables count c - 1, get Σq added to match bn_matmul; products do not
+ * need it. */
 INLINE void lookup_store(const bn_matmul *m, const sums *total, const sums *product, size_t p,
                          size_t first, size_t half) {
     const sums q_sum = total[2 * m->panels * TABLE_ROWS + half];
@@ -184,7 +187,7 @@ INLINE void lookup_store(const bn_matmul *m, const sums *total, const sums *prod
     sums square[VEC_ROWS], mixed[VEC_ROWS];
     UNROLL
     for (size_t row = 0; row < VEC_ROWS; row++) {
-        const size_t r = first + row, i = r - TABLE_ROWS; /* i: of those multiplied */
+        const size_t r = first + row, i = r - TABLE_ROWS; /* i: among the multiplied rows */
         square[row] =
             r < TABLE_ROWS
                 ? sums_add(total[2 * (p * TABLE_ROWS + r) + half], q_sum)
@@ -220,7 +223,7 @@ static void ternary_lookup(const bn_matmul *m, void *scratch) {
             lookup_fold(total, sum, rows + 1);
             reach = (shorts){0};
         }
-        for (size_t i = 0; i < PRODUCT_TILES; i++) { /* beyond the last tile, zeros times codes */
+        for (size_t i = 0; i < PRODUCT_TILES; i++) { /* beyond the last tile: zero activations */
             const int beyond = k + i >= m->k_tiles;
             const size_t kt = beyond ? k : k + i;
             tile[i] = m->tiles + kt * BN_TILE_BYTES;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * norms.h: norms of rows, the same for every x86 tier. By the float rule a sum is one chain of
- * additions, each of which waits for the one before: NORM_ROWS rows go in step.
+ * norms.h: norms of rows, shared by the x86 tiers. By the float rule a sum is one chain of
+ * dependent additions, so NORM_ROWS rows are processed together.
  */
 #ifndef BITNET_X86_NORMS_H
 #define BITNET_X86_NORMS_H
@@ -10,7 +10,8 @@
 
 enum { NORM_ROWS = 4 };
 
-/* sum[r] += the 16 lanes of R rows, or of what is left of them, to the first or second power. */
+/* sum[r] += the next 16 elements of R rows, or the `left` last ones, minus mean[r] unless mean is
+ * NULL, to the power 1 or 2. */
 INLINE void add_powers(vec sum[][PARTS], const float *x, size_t stride, size_t left,
                        const vec *mean, const int power, const size_t R) {
     UNROLL
@@ -43,7 +44,7 @@ INLINE void row_sums(float *out, const float *x, size_t stride, size_t n, const 
         out[r] = vec_tree(sum[r]);
 }
 
-/* A register of R rows from i on. */
+/* Outputs i to i + n - 1 of R rows, n <= LANES. */
 INLINE void norm_step(const bn_norming *a, float *y, const float *x, size_t i, size_t n,
                       const vec *mean, const vec *factor, const size_t R) {
     const vec gain = vec_load_first(a->gain + i, n);
@@ -81,7 +82,7 @@ INLINE int norm_rows(const bn_norming *a, size_t row, const int layer, const siz
 }
 
 INLINE int norm_all(const bn_norming *all, const int layer) {
-    const bn_norming a = *all; /* in registers: no store can change it */
+    const bn_norming a = *all; /* local copy: stores cannot alias it */
     int finite = 1;
     size_t row = 0;
     for (; row + NORM_ROWS <= a.rows; row += NORM_ROWS)

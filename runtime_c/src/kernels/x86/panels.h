@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * panels.h: integer products with vpdpbusd for several tokens. What limits the instruction is
- * loading: Zen 5 loads two registers a cycle and multiplies two. So four panels share what is
- * loaded of the activations, and up to six tokens what is loaded and unpacked of the panels: 10
- * loads for 24 products. (One panel, activations as operands in memory: 25 loads, and 0.91 of the
- * peak; this 0.98, and 1.0 with 4 tokens in place of 0.91.)
+ * panels.h: integer products with vpdpbusd for several tokens. Loads are the bottleneck: Zen 5
+ * loads two registers per cycle and multiplies two. So four panels share the loaded activations,
+ * and up to six tokens the loaded and unpacked panels: 10 loads for 24 products. (One panel,
+ * activations as memory operands: 25 loads, and 0.91 of the peak; this 0.98, and 1.0 with 4 tokens
+ * instead of 0.91.)
  *
- * Intel's cores multiply 512 bits on the same two ports that unpack, which takes them as long as 28
- * products of a block's 96. So of more than six tokens the first block keeps the codes, a byte
- * each, in the first cache, and the others load them. Emerald Rapids, part of the peak: 0.67, 0.77
- * and 0.80 of 8, 16 and 128 tokens without, 0.81, 0.88 and 0.97 with this. Tried there:
- *   16 or 32 columns of tiles kept, not 24: 3 % slower with 128 tokens, 12 % slower with 8
- *   one field behind the other, masked, with shifts of the sums between: 3 to 6 tokens 5 % faster
+ * Intel's cores multiply 512 bits on the same two ports that unpack, and unpacking takes as long as
+ * 28 of a block's 96 products. So with more than six tokens the first block keeps the codes, a byte
+ * each, in L1, and the others load them. Emerald Rapids, fraction of the peak with 8, 16 and 128
+ * tokens: 0.67, 0.77 and 0.80 without, 0.81, 0.88 and 0.97 with this. Alternatives tried there:
+ *   16 or 32 tile columns kept instead of 24: 3 % slower with 128 tokens, 12 % slower with 8
+ *   fields one after another, masked, with the sums shifted in between: 3 to 6 tokens 5 % faster
  *     from a cache, as much slower from memory, and prompts 2 % slower
- * AMD's unpack on ports of their own: to keep the codes costs 1 to 2 % (Zen 4).
+ * AMD's cores unpack on separate ports: keeping the codes costs 1 to 2 % (Zen 4).
  *   3 to 6 tokens by stream.h: 8 to 12 % faster from a cache, and as much slower from memory
  */
 #ifndef BITNET_X86_PANELS_H
@@ -25,24 +25,25 @@
 
 enum {
     TOGETHER = 4,   /* panels */
-    KEPT_TILES = 24 /* of each, whose codes are kept: 24 kB */
+    KEPT_TILES = 24 /* tiles of each whose codes are kept: 24 kB */
 };
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
 
-/* What a block of tokens is multiplied with: four panels, `tiles` of each. */
+/* The weights of a block: four panels, `tiles` tiles of each. */
 typedef struct four_panels {
     const uint8_t *tile;
-    size_t stride; /* bytes from one to the next */
+    size_t stride; /* bytes from one panel to the next */
     size_t tiles;
-    const uint8_t *next; /* what follows, with the same stride */
-    int more;            /* products of other tiles are in acc: these are added */
+    const uint8_t *next; /* tiles to prefetch, with the same stride */
+    int more;            /* acc holds the sums of earlier tiles, to be added to */
 } four_panels;
 
-/* Where a block has the codes from: tiles, or an earlier block, which kept them, a byte each. */
+/* Source of a block's codes: the tiles, or the buffer in which an earlier block kept them, a byte
+ * each. */
 typedef enum codes_from { FROM_TILES, FROM_TILES_TO_KEEP, FROM_KEPT } codes_from;
 
-/* The rows of four registers, T tokens, to acc, or as `to` says of outputs from `row` and tokens
- * from `token` on. kept: [tile][field][panel], if the codes are. */
+/* Four registers of rows, T tokens. Writes sums to acc or, unless `to` is NULL, scaled outputs from
+ * `row` and `token` on. kept: buffer of unpacked codes, [tile][field][panel]. */
 INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to, size_t row,
                            size_t token, const four_panels *w, uint8_t *kept, const int8_t *q,
                            size_t q_stride, dot_fn *dot, const codes_from from, const int T) {
@@ -70,8 +71,8 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
         const bytes x = bytes_spread(q + t * q_stride + 4 * f);                                    \
         EACH_PANEL_AND(DOT, t)                                                                     \
     }
-/* More streams than the hardware sees coming from memory (15 GB/s without, 27 with this, 4
- * tokens). With so many, multiplying takes longer than memory. */
+/* More streams than the hardware prefetcher detects (15 GB/s without, 27 with this, 4 tokens). From
+ * 4 tokens on, multiplying takes longer than memory. */
 #define AHEAD(p, f)                                                                                \
     if (T < 4)                                                                                     \
         prefetch_twice(next + p * stride, tile + p * stride);                                      \
@@ -114,7 +115,7 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
         EACH_PANEL_AND(FLOATS, t)                                                                  \
     }
     if (to) {
-        const bn_scaling a = *to; /* in registers: no store can change it */
+        const bn_scaling a = *to; /* local copy: stores cannot alias it */
         EACH_TOKEN(PUT_FLOATS)
     } else {
         EACH_TOKEN(PUT_SUMS)
@@ -125,10 +126,9 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
 #undef SUMS
 }
 
-/* Two tokens, two panels: fields are masked, never shifted, as in stream.h, and there are registers
- * for the sums of each. The next two panels are asked for as they lie in memory (39
- * GB/s; 34 in the order of their products; from the cache 0.97 of the peak, 0.84 with four
- * panels). */
+/* Two tokens, two panels: fields are masked, not shifted, as in stream.h, and there are registers
+ * for the sums of each. The next two panels are prefetched in memory order (39 GB/s; 34 in the
+ * order of use; from the cache 0.97 of the peak, 0.84 with four panels). */
 INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
     const uint8_t *tile = m->tiles + panel * m->panel_stride, *next = tile + m->panel_stride;
     const uint8_t *ahead = next + bn_max(m->panel_stride, FAR);
@@ -162,8 +162,8 @@ INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
     }
 }
 
-/* At least two tokens, in blocks of even size; of the first `panels`. Returns how many are done:
- * all but those that are not four. */
+/* At least two tokens, in blocks of nearly equal size, and the first `panels` panels. Returns how
+ * many panels are done: the largest multiple of four. */
 INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t panels, dot_fn *dot) {
     _Alignas(64) uint8_t kept[KEPT_TILES * 4 * TOGETHER * sizeof(bytes)];
     const size_t blocks = (m->tokens + 5) / 6;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * rows.h: int8 codes row by row, times activations: a register of columns at a time, whose lanes
- * are added up at the end. Rows are one linear stream, which memory gives fastest; what is loaded
- * of a row serves up to 8 tokens, whose activations stay in the L1 cache. Of rows that are listed
- * four are added up together, and the next four asked for.
+ * rows.h: products of int8 rows and activations: a register of columns at a time, whose lanes are
+ * added at the end. Rows are read as one linear stream, the fastest way to read memory; loaded
+ * codes serve up to 8 tokens, whose activations stay in the L1 cache. Listed rows are processed
+ * four at a time while the next four are prefetched.
  */
 #ifndef BITNET_X86_ROWS_H
 #define BITNET_X86_ROWS_H
 
 #include "integer.h"
 
-/* acc[t][0..rows) for T <= 8 tokens. flip: 0x80 where dot takes codes as unsigned bytes, 128 too
- * large, else 0. */
+/* acc[t][0..rows) for T <= 8 tokens. flip: 0x80 if dot takes codes as unsigned bytes with 128
+ * added, else 0. */
 INLINE void rows_block(const bn_int8_rows *m, size_t token, dot_fn *dot, const int flip,
                        const size_t T) {
     const int8_t *codes = m->codes, *q = m->q + token * m->q_stride;
@@ -42,7 +42,7 @@ INLINE void listed_rows(const bn_int8_rows *m, dot_fn *dot, const int flip) {
         const int8_t *codes[LISTED], *next[LISTED];
         sums sum[LISTED];
         UNROLL
-        for (size_t r = 0; r < LISTED; r++) { /* behind the last that one again */
+        for (size_t r = 0; r < LISTED; r++) { /* past the end: the last row again */
             codes[r] = bn_int8_row_at(m, bn_min(row + r, last));
             next[r] = bn_int8_row_at(m, bn_min(row + r + LISTED, last));
             sum[r] = sums_zero();

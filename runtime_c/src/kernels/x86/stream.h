@@ -2,8 +2,8 @@
  *
  * stream.h: integer products with vpdpbusd, which adds four products of unsigned and signed bytes
  * to a 32-bit lane: four columns of one row. A panel is one linear stream from memory into
- * registers, unpacked there once for up to `most` tokens, as many as registers have room for; for
- * more tokens it is read again from the cache.
+ * registers, where it is unpacked once for up to `most` tokens, as many as registers have room for;
+ * for more tokens it is read again from the cache.
  */
 #ifndef BITNET_X86_STREAM_H
 #define BITNET_X86_STREAM_H
@@ -15,8 +15,8 @@ INLINE sums ternary_total(const sums sum[4]) {
                     sums_add(sums_shr(sum[2], 4), sums_shr(sum[3], 6)));
 }
 
-/* The rows of one register, T tokens. Fields are masked, never shifted: field f counts 4^f times,
- * in a sum of its own. */
+/* One register of rows, T tokens. Fields are masked, not shifted: field f is scaled by 4^f and has
+ * its own sum. */
 INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
                            const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
     sums sum[6][4];
@@ -48,7 +48,7 @@ INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #undef PUT
 }
 
-/* At least two tokens, in blocks of even size. */
+/* At least two tokens, in blocks of nearly equal size. */
 INLINE void stream_tokens(const bn_matmul *m, dot_fn *dot, const int most) {
     const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;
     for (size_t p = 0; p < m->panels; p++)
@@ -67,8 +67,8 @@ INLINE void stream_tokens(const bn_matmul *m, dot_fn *dot, const int most) {
             }
 }
 
-/* For one token, each tier keeps two registers in flight, so that eight sums hide the latency of
- * the instruction: one step of one of them. */
+/* One step of one register for a single token. Each tier keeps two registers in flight, so that
+ * eight sums hide the latency of the instruction. */
 INLINE void ternary_fields(sums sum[4], const uint8_t *tile, const int8_t *q, dot_fn *dot) {
     const bytes codes = bytes_load(tile);
     UNROLL

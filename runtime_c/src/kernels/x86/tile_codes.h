@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * tile_codes.h: ternary codes as tiles of AMX, and their products with tiles of tokens.
+ * tile_codes.h: ternary and int8 codes as AMX tiles, and their products with token tiles.
  *
- * What an instruction wants of weights, four columns of 16 rows side by side, is what a field of a
- * weight tile is (FORMAT.md §4). So four weight tiles, unpacked to a byte a code, are one of its
- * tiles, and activations are taken as they lie.
+ * The instruction expects weights as four adjacent columns of each of 16 rows, which is the layout
+ * of a field of a weight tile (FORMAT.md §4). So four weight tiles, unpacked to a byte per code,
+ * form one AMX tile, and activations are used as stored.
  */
 #ifndef BITNET_X86_TILE_CODES_H
 #define BITNET_X86_TILE_CODES_H
@@ -13,25 +13,25 @@
 #include "tiles.h"
 
 enum {
-    STEP_TILES = 4,                          /* weight tiles that make a tile */
-    STEP_K = STEP_TILES * BN_TERNARY_TILE_K, /* columns of it */
-    PAIR = 2,                                /* panels, and tiles of tokens, of a block */
-    PART_STEPS = 10,                         /* unpacked at a time: 20 kB */
-    EARLY = 3,                               /* steps that are unpacked before they are loaded */
+    STEP_TILES = 4,                          /* weight tiles per AMX tile */
+    STEP_K = STEP_TILES * BN_TERNARY_TILE_K, /* columns per AMX tile */
+    PAIR = 2,                                /* panels, and token tiles, of a block */
+    PART_STEPS = 10,                         /* steps unpacked at a time: 20 kB */
+    EARLY = 3,                               /* steps by which unpacking is ahead of loading */
     CODES_SIZE = PART_STEPS * PAIR * TILE_SIZE
 };
 
-/* Some columns of one or two panels: of ternary codes, or of 16 rows of int8 each. */
+/* A range of columns of one or two panels, which are ternary codes or 16 int8 rows each. */
 typedef struct code_part {
     const uint8_t *panel;       /* the first */
     size_t stride;              /* to the second */
-    size_t k_tiles;             /* weight tiles of a panel, or as many columns of int8 */
-    size_t row_bytes;           /* of int8; 0: ternary codes */
-    size_t first_step, n_steps; /* tiles of codes that they make, of all of a panel */
+    size_t k_tiles;             /* weight tiles of a panel; int8: columns / 16 */
+    size_t row_bytes;           /* bytes of an int8 row; 0: ternary codes */
+    size_t first_step, n_steps; /* range of AMX tiles within the panel */
     uint8_t *codes;             /* [step][panel][TILE_SIZE] */
 } code_part;
 
-enum { SHARE = BN_SCALE_GROUP_K / STEP_K }; /* steps of a scale, which are in one part */
+enum { SHARE = BN_SCALE_GROUP_K / STEP_K }; /* steps that share a scale; a part has all of them */
 
 INLINE size_t shares_of(size_t k_tiles) {
     return (k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
@@ -55,8 +55,8 @@ INLINE code_part part_of(const uint8_t *panel, size_t stride, size_t k_tiles, si
                        .codes = codes};
 }
 
-/* A tile of codes from four weight tiles, or from what is left of them, and zeros. ahead: what is
- * needed later, as much. */
+/* Builds an AMX tile from four weight tiles, or from n and zeros. ahead: where to prefetch the same
+ * amount for later. */
 INLINE void unpack_tiles(uint8_t *codes, const uint8_t *tiles, const uint8_t *ahead, size_t n) {
     const bytes three = bytes_fill(3);
     UNROLL
@@ -71,7 +71,7 @@ INLINE void unpack_tiles(uint8_t *codes, const uint8_t *tiles, const uint8_t *ah
     }
 }
 
-/* A tile of codes from 64 columns of 16 rows: four columns of each become one row. */
+/* Builds an AMX tile from 64 columns of 16 rows: four columns of all rows become one tile row. */
 INLINE void unpack_rows(uint8_t *codes, const uint8_t *rows, const uint8_t *ahead,
                         size_t row_bytes) {
     __m512i a[TILE_ROWS], b[TILE_ROWS];
@@ -81,19 +81,19 @@ INLINE void unpack_rows(uint8_t *codes, const uint8_t *rows, const uint8_t *ahea
         prefetch_from_memory(ahead + r * BN_TILE_BYTES);
     }
     UNROLL
-    for (size_t r = 0; r < TILE_ROWS; r += 2) { /* of two rows, words of each 128 bits in turn */
+    for (size_t r = 0; r < TILE_ROWS; r += 2) { /* interleave words of two rows within 128 bits */
         b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
         b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
     }
     UNROLL
-    for (size_t r = 0; r < TILE_ROWS; r += 4) { /* a[r + c]: word c of each 128 bits, four rows */
+    for (size_t r = 0; r < TILE_ROWS; r += 4) { /* a[r + c]: word c of each 128 bits of four rows */
         a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
         a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
         a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
         a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
     }
     UNROLL
-    for (size_t c = 0; c < 4; c++) { /* 128 bits from each of four registers, to all 16 rows */
+    for (size_t c = 0; c < 4; c++) { /* joins 128 bits from each of four registers: all 16 rows */
         const __m512i low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);
         const __m512i high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
         const __m512i low_8 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
@@ -106,7 +106,7 @@ INLINE void unpack_rows(uint8_t *codes, const uint8_t *rows, const uint8_t *ahea
     }
 }
 
-/* Step `step` of the part. The next panels are asked for as they lie in memory. */
+/* Unpacks step `step` of the part and prefetches the next panels in memory order. */
 INLINE void unpack_step(const code_part *w, size_t step, const size_t P) {
     const size_t of_panel = w->first_step + step, left = w->k_tiles - of_panel * STEP_TILES;
     const size_t bytes_of = w->row_bytes ? TILE_SIZE : STEP_TILES * BN_TILE_BYTES;
@@ -124,8 +124,8 @@ INLINE void unpack_step(const code_part *w, size_t step, const size_t P) {
     }
 }
 
-/* Tokens that are multiplied together: a tile, or two, the second `apart` tokens behind the first.
- * Where they overlap, both have the same products. */
+/* Tokens that are multiplied together: one tile, or two, the second `apart` tokens after the first.
+ * Where they overlap, both compute the same products. */
 typedef struct token_block {
     size_t first, apart;
     int two;
@@ -143,7 +143,8 @@ INLINE size_t token_blocks(size_t tokens) {
     return (token_tiles(tokens) + 1) / 2;
 }
 
-/* Tiles are of one size. An odd one is the first; the last two may overlap. */
+/* All tiles have the same size. If their number is odd, the first block has one; the last two tiles
+ * may overlap. */
 INLINE token_block token_block_of(size_t tokens, size_t i) {
     const size_t n = token_tiles(tokens), size = tile_tokens(tokens), odd = n % 2;
     const size_t tile = i == 0 ? 0 : 2 * i - odd, first = tile * size;
@@ -152,14 +153,15 @@ INLINE token_block token_block_of(size_t tokens, size_t i) {
     return (token_block){first, tile + 2 == n ? tokens - size - first : size, 1};
 }
 
-/* Tiles 0 to 3 are sums, of tile t of tokens and panel p 2 t + p, 4 and 5 tokens, 6 and 7 codes. */
+/* Tile registers: 0 to 3 are sums (2 t + p: token tile t, panel p), 4 and 5 tokens, 6 and 7
+ * codes. */
 INLINE void tiles_for(size_t tokens) {
     const uint8_t size = (uint8_t)tile_tokens(tokens), all = TILE_ROWS;
     tiles_configure((const uint8_t[TILE_REGISTERS]){size, size, size, size, size, size, all, all});
 }
 
-/* Adds the products of a step, of signed bytes (ternary codes are, too), T tiles of tokens and P
- * panels. q, q_1: of the tiles. */
+/* Adds the products of a step, T token tiles times P panels, as signed bytes (which ternary codes
+ * are too). q, q_1: activations of the token tiles. */
 INLINE void multiply_step(const int8_t *q, const int8_t *q_1, size_t q_stride, const uint8_t *codes,
                           const int T, const int P) {
     tile_load_once(4, q, q_stride);

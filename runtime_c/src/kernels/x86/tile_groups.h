@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * tile_groups.h: ternary_grouped with AMX. The sums of a group, two steps, go through the first
- * cache to become floats there, and are added to y.
+ * tile_groups.h: ternary_grouped with AMX. The sums of a group, two steps, are stored to L1,
+ * converted to floats and added to y.
  */
 #ifndef BITNET_X86_TILE_GROUPS_H
 #define BITNET_X86_TILE_GROUPS_H
 
 #include "tile_codes.h"
 
-/* y[t][r] = fma((float)(sums[t][r] - q_sums[t]), scales[r], y[t][r]), 16 rows. new: y is 0. */
+/* y[t][r] = fma((float)(sums[t][r] - q_sums[t]), scales[r], y[t][r]), 16 rows. new: y starts at
+ * 0. */
 INLINE void add_tile(float *y, size_t y_stride, const int32_t *sums_of, const int32_t *q_sums,
                      size_t q_sums_stride, const uint16_t *scales, size_t tokens, int new) {
     const vec scale = vec_widen(scales);
@@ -18,12 +19,14 @@ INLINE void add_tile(float *y, size_t y_stride, const int32_t *sums_of, const in
     }
 }
 
-/* T tiles of tokens times a part of P panels from `panel` on. unpacked: by an earlier block. */
+/* T token tiles times a part of P panels from `panel` on. unpacked: an earlier block has unpacked
+ * the codes. */
 INLINE void group_block(const bn_grouped *m, size_t panel, const token_block *at,
                         const code_part *w, const int unpacked, const int T, const int P) {
     const size_t size = tile_tokens(m->tokens);
     const size_t n_groups = shares_of(m->k_tiles);
-    const size_t overlap = T > 1 ? size - at->apart : 0; /* of the second tile: done by the first */
+    const size_t overlap =
+        T > 1 ? size - at->apart : 0; /* tokens of the second tile done by the first */
     const int8_t *q = m->q + at->first * m->q_stride + w->first_step * STEP_K;
     const int8_t *q_1 = q + at->apart * m->q_stride;
     _Alignas(64) int32_t sums_of[4][TILE_ROWS * BN_PANEL];

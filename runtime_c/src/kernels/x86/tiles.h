@@ -3,8 +3,8 @@
  * tiles.h: the eight tile registers of AMX, each up to 16 rows of 64 bytes. Their numbers are
  * constants, as in the instructions.
  *
- * With BITNET_AMX_IN_C the same in plain C, so that a machine without AMX can test what uses them,
- * and a sanitizer sees what they read and write.
+ * With BITNET_AMX_IN_C they are emulated in plain C, so that their users can be tested on machines
+ * without AMX, and sanitizers see what they read and write.
  */
 #ifndef BITNET_X86_TILES_H
 #define BITNET_X86_TILES_H
@@ -20,8 +20,8 @@ enum { TILE_REGISTERS = 8, TILE_ROWS = 16, TILE_COLUMNS = 64 /* bytes */, TILE_S
 #if !defined(BITNET_AMX_IN_C)
 #include <immintrin.h>
 
-/* Rows of each tile; sets all to 0. Not _tile_loadconfig, of which GCC 12 thinks that it reads 8
- * bytes. */
+/* Sets the rows of each tile and zeroes all tiles. Does not use _tile_loadconfig, because GCC 12
+ * assumes that it reads only 8 bytes. */
 INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -32,11 +32,12 @@ INLINE void tiles_configure(const uint8_t rows[TILE_REGISTERS]) {
         config.bytes[i] = TILE_COLUMNS, config.rows[i] = rows[i];
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
-/* Nothing is saved of them any more when threads take turns. */
+/* Context switches need not save the tiles any more. */
 INLINE void tiles_release(void) {
     _tile_release();
 }
-/* GCC is not told that its loads read memory: without this it may delete what they would read. */
+/* GCC does not know that tile loads read memory: without this it may delete the stores they
+ * read. */
 #define WRITTEN __asm__ volatile("" : : : "memory")
 #define tile_zero(tile) _tile_zero(tile)
 /* stride: bytes from one row to the next */
@@ -45,7 +46,7 @@ INLINE void tiles_release(void) {
         WRITTEN;                                                                                   \
         _tile_loadd(tile, from, stride);                                                           \
     } while (0)
-/* of what is not soon read again */
+/* for data that is not read again soon */
 #define tile_load_once(tile, from, stride)                                                         \
     do {                                                                                           \
         WRITTEN;                                                                                   \

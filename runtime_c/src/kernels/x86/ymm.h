@@ -20,7 +20,7 @@ INLINE void bytes_store(void *p, bytes a) {
 INLINE bytes bytes_fill(int byte) {
     return _mm256_set1_epi8((char)byte);
 }
-/* four activations to all rows */
+/* broadcasts four activations to all rows */
 INLINE bytes bytes_spread(const int8_t *four) {
     int32_t word;
     memcpy(&word, four, sizeof word);
@@ -29,7 +29,7 @@ INLINE bytes bytes_spread(const int8_t *four) {
 INLINE bytes bytes_and(bytes a, bytes b) {
     return _mm256_and_si256(a, b);
 }
-/* of unsigned bytes: a - b, at least 0; their average, rounded up */
+/* unsigned bytes: saturating a - b; average of a and b, rounded up */
 INLINE bytes bytes_less(bytes a, bytes b) {
     return _mm256_subs_epu8(a, b);
 }
@@ -39,7 +39,7 @@ INLINE bytes bytes_average(bytes a, bytes b) {
 INLINE bytes bytes_xor(bytes a, bytes b) {
     return _mm256_xor_si256(a, b);
 }
-/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+/* interleave elements of a and b from the low or the high half of each 16 bytes */
 #define bytes_low8(a, b) _mm256_unpacklo_epi8(a, b)
 #define bytes_high8(a, b) _mm256_unpackhi_epi8(a, b)
 #define bytes_low16(a, b) _mm256_unpacklo_epi16(a, b)
@@ -52,7 +52,7 @@ INLINE bytes bytes_xor(bytes a, bytes b) {
 INLINE bytes bytes_every4(const __m128i *row) {
     return _mm256_set_m128i(row[4], row[0]);
 }
-/* of 16 bits: the neighbour byte gets in */
+/* 16-bit shifts: bits of the neighbour byte are shifted in */
 #define bytes_shr(a, n) _mm256_srli_epi16(a, n)
 #define bytes_shl(a, n) _mm256_slli_epi16(a, n)
 
@@ -74,19 +74,19 @@ INLINE int32_t sums_total(sums a) {
     s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
-/* of four registers, each */
+/* the total of each of four registers */
 INLINE __m128i sums_totals(const sums s[4]) {
     const __m256i ab = _mm256_hadd_epi32((__m256i)s[0], (__m256i)s[1]);
     const __m256i cd = _mm256_hadd_epi32((__m256i)s[2], (__m256i)s[3]);
     const __m256i of = _mm256_hadd_epi32(ab, cd);
     return _mm_add_epi32(_mm256_castsi256_si128(of), _mm256_extracti128_si256(of, 1));
 }
-/* arithmetic */
+/* arithmetic shift */
 #define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
 INLINE sums sums_widen(const int16_t *p) {
     return (sums)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p));
 }
-/* numbers of a and b in turn, from their first halves or from their second */
+/* interleave a and b: their first halves, or their second halves */
 INLINE sums sums_mix_low(sums a, sums b) {
     return (sums)_mm256_permute2x128_si256(_mm256_unpacklo_epi32((__m256i)a, (__m256i)b),
                                            _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x20);
@@ -97,7 +97,7 @@ INLINE sums sums_mix_high(sums a, sums b) {
 }
 
 typedef uint64_t quads __attribute__((vector_size(32)));
-/* of the lower halves */
+/* product of the lower 32 bits of each lane */
 INLINE quads quads_multiply(quads a, quads b) {
     return (quads)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
@@ -129,7 +129,7 @@ INLINE vec vec_load(const float *p) {
 INLINE void vec_store(float *p, vec a) {
     _mm256_storeu_ps(p, a);
 }
-/* of n lanes, if there are not more, and 0 behind them */
+/* the first n lanes of a, or all if n is larger; the others are 0 */
 INLINE vec vec_first(vec a, size_t n) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i most = _mm256_set1_epi32(n < LANES ? (int32_t)n : LANES);
@@ -160,7 +160,7 @@ INLINE vec vec_from_int(sums a) {
 INLINE vec vec_from_int8(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-/* floats whose upper halves are the lower or the upper halves of words */
+/* bfloat16 to float, from the lower or the upper halves of words */
 INLINE vec vec_lower_half(bytes words) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
 }
@@ -208,8 +208,7 @@ INLINE vec vec_add_exponent(vec a, vec n) {
     const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
 }
-/* The places of lanes that are not below, from `first` on, into a list with room for all: how many.
- */
+/* Appends `first` + j to list for each lane j of a that is not below bar; returns how many. */
 INLINE size_t vec_reaching(uint32_t *list, size_t first, vec a, vec bar) {
     unsigned reach = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, bar, _CMP_NLT_UQ));
     size_t n = 0;
@@ -222,7 +221,7 @@ INLINE float vec_largest(vec a) {
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
-/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+/* for a, b >= 0, compared by their bits; NaN is the largest */
 INLINE vec vec_most(vec a, vec b) {
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
@@ -240,7 +239,7 @@ INLINE void sums_store_bytes(int8_t *p, sums a) {
                                           _mm256_extracti128_si256((__m256i)a, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
-/* of four registers, one behind the other */
+/* four registers, in order */
 INLINE void sums_store_bytes4(int8_t *p, const sums a[4]) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i low = _mm256_packs_epi32((__m256i)a[0], (__m256i)a[1]);

@@ -20,7 +20,7 @@ INLINE void bytes_store(void *p, bytes a) {
 INLINE bytes bytes_fill(int byte) {
     return _mm512_set1_epi8((char)byte);
 }
-/* four activations to all rows */
+/* broadcasts four activations to all rows */
 INLINE bytes bytes_spread(const int8_t *four) {
     int32_t word;
     memcpy(&word, four, sizeof word);
@@ -29,7 +29,7 @@ INLINE bytes bytes_spread(const int8_t *four) {
 INLINE bytes bytes_and(bytes a, bytes b) {
     return _mm512_and_si512(a, b);
 }
-/* of unsigned bytes: a - b, at least 0; their average, rounded up */
+/* unsigned bytes: saturating a - b; average of a and b, rounded up */
 INLINE bytes bytes_less(bytes a, bytes b) {
     return _mm512_subs_epu8(a, b);
 }
@@ -39,7 +39,7 @@ INLINE bytes bytes_average(bytes a, bytes b) {
 INLINE bytes bytes_xor(bytes a, bytes b) {
     return _mm512_xor_si512(a, b);
 }
-/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+/* interleave elements of a and b from the low or the high half of each 16 bytes */
 #define bytes_low8(a, b) _mm512_unpacklo_epi8(a, b)
 #define bytes_high8(a, b) _mm512_unpackhi_epi8(a, b)
 #define bytes_low16(a, b) _mm512_unpacklo_epi16(a, b)
@@ -53,7 +53,7 @@ INLINE bytes bytes_every4(const __m128i *row) {
     const bytes low = _mm512_castsi256_si512(_mm256_set_m128i(row[4], row[0]));
     return _mm512_inserti64x4(low, _mm256_set_m128i(row[12], row[8]), 1);
 }
-/* of 16 bits: the neighbour byte gets in */
+/* 16-bit shifts: bits of the neighbour byte are shifted in */
 #define bytes_shr(a, n) _mm512_srli_epi16(a, n)
 #define bytes_shl(a, n) _mm512_slli_epi16(a, n)
 
@@ -72,7 +72,7 @@ INLINE sums sums_add(sums a, sums b) {
 INLINE int32_t sums_total(sums a) {
     return _mm512_reduce_add_epi32((__m512i)a);
 }
-/* of four registers, each */
+/* the total of each of four registers */
 INLINE __m128i sums_totals(const sums s[4]) {
     const __m512i a = (__m512i)s[0], b = (__m512i)s[1], c = (__m512i)s[2], d = (__m512i)s[3];
     const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -83,12 +83,12 @@ INLINE __m128i sums_totals(const sums s[4]) {
         _mm256_add_epi32(_mm512_castsi512_si256(of), _mm512_extracti64x4_epi64(of, 1));
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
-/* arithmetic */
+/* arithmetic shift */
 #define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
 INLINE sums sums_widen(const int16_t *p) {
     return (sums)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
-/* numbers of a and b in turn, from their first halves or from their second */
+/* interleave a and b: their first halves, or their second halves */
 INLINE sums sums_mix_low(sums a, sums b) {
     const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
@@ -100,7 +100,7 @@ INLINE sums sums_mix_high(sums a, sums b) {
 }
 
 typedef uint64_t quads __attribute__((vector_size(64)));
-/* of the lower halves */
+/* product of the lower 32 bits of each lane */
 INLINE quads quads_multiply(quads a, quads b) {
     return (quads)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 }
@@ -132,7 +132,7 @@ INLINE vec vec_load(const float *p) {
 INLINE void vec_store(float *p, vec a) {
     _mm512_storeu_ps(p, a);
 }
-/* of n lanes, if there are not more, and 0 behind them */
+/* the first n lanes of a, or all if n is larger; the others are 0 */
 INLINE __mmask16 first_lanes(size_t n) {
     return (__mmask16)(n < LANES ? (1u << n) - 1 : 0xffff);
 }
@@ -154,7 +154,7 @@ INLINE vec vec_from_int(sums a) {
 INLINE vec vec_from_int8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-/* floats whose upper halves are the lower or the upper halves of words */
+/* bfloat16 to float, from the lower or the upper halves of words */
 INLINE vec vec_lower_half(bytes words) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
 }
@@ -196,7 +196,7 @@ INLINE vec vec_add_exponent(vec a, vec n) {
     return _mm512_scalef_ps(a, n);
 }
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wsign-conversion" /* in GCC's macros of these, without -O */
+#pragma GCC diagnostic ignored "-Wsign-conversion" /* in the intrinsics' macros, without -O */
 INLINE void vec_narrow(uint16_t *p, vec a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -204,8 +204,7 @@ INLINE vec vec_round(vec a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #pragma GCC diagnostic pop
-/* The places of lanes that are not below, from `first` on, into a list with room for all: how many.
- */
+/* Appends `first` + j to list for each lane j of a that is not below bar; returns how many. */
 INLINE size_t vec_reaching(uint32_t *list, size_t first, vec a, vec bar) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __mmask16 reach = _mm512_cmp_ps_mask(a, bar, _CMP_NLT_UQ);
@@ -216,7 +215,7 @@ INLINE size_t vec_reaching(uint32_t *list, size_t first, vec a, vec bar) {
 INLINE float vec_largest(vec a) {
     return _mm512_reduce_max_ps(a);
 }
-/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+/* for a, b >= 0, compared by their bits; NaN is the largest */
 INLINE vec vec_most(vec a, vec b) {
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
@@ -232,7 +231,7 @@ INLINE float vec_tree(const vec s[PARTS]) {
 INLINE void sums_store_bytes(int8_t *p, sums a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
 }
-/* of four registers, one behind the other */
+/* four registers, in order */
 INLINE void sums_store_bytes4(int8_t *p, const sums a[4]) {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i low = _mm512_packs_epi32((__m512i)a[0], (__m512i)a[1]);
