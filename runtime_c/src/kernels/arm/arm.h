@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * arm.h: what the ARM kernels share. Each tier's file includes it with its own flags.
+ * arm.h: shared by the ARM kernels. Each tier's file includes it and compiles it with its own
+ * flags.
  */
 #ifndef BITNET_ARM_ARM_H
 #define BITNET_ARM_ARM_H
@@ -13,10 +14,10 @@
 
 typedef int32x4_t dot_fn(int32x4_t sum, int8x16_t a, int8x16_t b);
 
-/* The compiler may assume nothing about the value of a register. */
+/* Hides the value of a register from the compiler. */
 #define KEEP(v) __asm__ volatile("" : "+w"(v))
 
-/* Four dimensions of a query to all keys, or four weights to all dimensions. */
+/* Broadcasts four dimensions of a query to all keys, or four weights to all dimensions. */
 INLINE int8x16_t four_of(const int8_t *q) {
     int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
     KEEP(x); /* see BROADCAST in neon.c */
@@ -41,8 +42,7 @@ static inline void clear(const bn_matmul *m) {
         memset(m->acc + t * m->acc_stride, 0, m->panels * BN_PANEL * sizeof *m->acc);
 }
 
-/* Every entry of the table that is not an integer product: neon_float.c and
- * neon_attention.c. */
+/* Fill in entries other than integer products: neon_float.c, neon_scale.c and neon_attention.c. */
 void bn_kernels_neon_float(bn_kernels *table);
 void bn_kernels_neon_scale(bn_kernels *table);
 void bn_neon_scale_sums(const bn_scaling *a);

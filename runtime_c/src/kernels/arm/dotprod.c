@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * dotprod.c: integer products by the dot-product instruction of Armv8.2, a broadcast of
- * four activations against four columns of four rows, so that rows stay in their lanes.
+ * dotprod.c: integer products with the dot-product instruction of Armv8.2, which multiplies four
+ * broadcast activations by four columns of each of four rows, so that rows stay in their lanes.
  */
 #include "../kernels.h"
 
@@ -112,7 +112,7 @@ static void ternary_columns(const bn_lines *m) {
     lines_columns(m, dot_fours);
 }
 
-/* A tile of keys and n_q (a constant, at most 4) queries: 16 sums stay in registers. */
+/* Scores of n_q (a constant, at most 4) queries with a tile of keys: 16 sums stay in registers. */
 INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
                          const float *q_scale, const int8_t *k, size_t words, const size_t n_q) {
     int32x4_t sum[4][4]; /* [query][group of 4 keys] */
@@ -157,7 +157,7 @@ static void qk_int8(const bn_qk *a) {
     }
 }
 
-/* 4 dimensions of a query, of which there are n. */
+/* n <= 4 dimensions of a query. */
 INLINE void pv_int8_four(int32_t *out, size_t head_dim, const int8_t *codes, const int8_t *v,
                          size_t keys, size_t n) {
     int32x4_t high = vdupq_n_s32(0), low = high;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * gemm.h: products with many tokens. A stretch of a panel is unpacked once, into L1, and then
- * multiplied with all tokens. A tier says how it wants the bytes to lie and brings the loop.
+ * multiplied with all tokens. Each tier supplies the byte layout (put_block) and the loop
+ * (multiply_panel).
  */
 #ifndef BITNET_ARM_GEMM_H
 #define BITNET_ARM_GEMM_H
@@ -13,7 +14,7 @@ enum {
     BLOCK = 8 * BN_PANEL /* bytes of 8 unpacked columns */
 };
 
-/* Store columns 0..3 and 4..7 of rows 4g..4g+3 into a block. */
+/* Stores columns 0..3 (a) and 4..7 (b) of rows 4g..4g+3 into a block. */
 typedef void put_block(int8_t *block, int g, int8x16_t a, int8x16_t b);
 
 /* acc[t][16 panel + row] += w·q[t][k...] over 16·steps columns, for all tokens. */

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * gemv.h: products with one token by the dot-product instruction, for the tiers that have it.
- * Memory is their limit, so a weight goes from the load through one mask to the multiplier.
+ * gemv.h: products with one token, for the tiers with the dot-product instruction. They are limited
+ * by memory, so a weight takes only one mask between its load and the multiplication.
  */
 #ifndef BITNET_ARM_GEMV_H
 #define BITNET_ARM_GEMV_H
 
 #include "arm.h"
 
-/* Four products of bytes to a 32-bit lane. */
+/* Adds four products of bytes to each 32-bit lane. */
 INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
     return vdotq_s32(sum, a, b);
 }
 
-/* Fields 1 and 2 are masked where they lie and so count 4 and 16 times; each has its own sums,
- * and the shifts at the end are exact. Field 3 would have the sign bit and is moved down. */
+/* Fields 1 and 2 are masked in place and so are scaled by 4 and 16; each has its own sums, and the
+ * shifts at the end are exact. Field 3 includes the sign bit, so it is shifted down. */
 INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q) {
     const uint8x16_t m0 = vdupq_n_u8(0x03), m1 = vdupq_n_u8(0x0c), m2 = vdupq_n_u8(0x30);
     int32x4_t sum[4], by4[4], by16[4];
@@ -41,9 +41,9 @@ INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, con
         vst1q_s32(acc + 4 * g, vsraq_n_s32(vsraq_n_s32(sum[g], by4[g], 2), by16[g], 4));
 }
 
-/* Five trits a byte, without taking them out: a byte v is multiplied with the activations of its
- * first column, 3v with those of the second, and so on. 256 times a code is 3 times its v less the
- * next v (FORMAT.md §4), and with v - 128 in place of v it is so for code - 1: hence q_sum, Σq. */
+/* Five trits per byte, without decoding: byte v is multiplied by the activations of its first
+ * column, 3v by those of the second, and so on. 256 times a code is 3v minus the next v (FORMAT.md
+ * §4); with v - 128 instead of v this gives code - 1, so q_sum, Σq, is added. */
 INLINE void trit_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q,
                        int32_t q_sum) {
     const int8x16_t three = vdupq_n_s8(3);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * i8mm.c: products with many tokens by the int8 matrix instruction of Armv8.6: 2 rows ×
- * 8 columns times 8 columns × 2 tokens, twice the work of a dot product. One token as before, and
- * rows of int8 with so few that pairing them up would not pay.
+ * i8mm.c: products with many tokens by the int8 matrix multiply of Armv8.6: 2 rows × 8 columns
+ * times 8 columns × 2 tokens, twice the work of a dot product. A single token, and int8 rows with
+ * fewer than 4 tokens, for which pairing would not pay, use the dot product.
  */
 #include "../kernels.h"
 
@@ -15,7 +15,7 @@
 #include "rows.h"
 #include "trits.h"
 
-INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
+INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* words: gives pairs of rows, 8 columns each */
     return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
 }
 
@@ -28,7 +28,7 @@ static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 32 * g + 16, zip2(a, b));
 }
 
-/* 16 columns of a and b, which are rows or tokens: 0..7 of both, then 8..15. */
+/* Pairs 16 columns of a and b, two rows or tokens: columns 0..7 of both, then 8..15. */
 INLINE void pair_up(int8x16_t pair[2], const int8_t *a, const int8_t *b) {
     const int64x2_t x = vreinterpretq_s64_s8(vld1q_s8(a)), y = vreinterpretq_s64_s8(vld1q_s8(b));
     pair[0] = vreinterpretq_s8_s64(vzip1q_s64(x, y));
@@ -87,7 +87,7 @@ static void multiply(const bn_matmul *m, size_t panel, const int8_t *w, size_t k
         }
         if (left >= 2)
             multiply_pairs(acc, m->acc_stride, w, steps, q, m->q_stride, 1);
-        if (left % 2 != 0) { /* the last token twice, into one place */
+        if (left % 2 != 0) { /* the last token as both of a pair, written to the same place */
             acc += (left - 1) * m->acc_stride;
             multiply_pairs(acc, 0, w, steps, q + (left - 1) * m->q_stride, 0, 1);
         }
@@ -117,7 +117,7 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-/* A stretch of 16 rows into L1, as put would leave it. */
+/* Copies a stretch of 16 rows into w, in L1, in the layout of put. */
 static void put_rows(int8_t *w, const int8_t *codes, size_t row_bytes, size_t steps) {
     for (size_t r = 0; r < BN_PANEL; r += 2, codes += 2 * row_bytes)
         for (size_t s = 0; s < steps; s++) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * k4v8_cache.h: scores of int8 queries with 4-bit keys, out of a tier's dot product of signed
- * bytes.
+ * k4v8_cache.h: scores of int8 queries with 4-bit keys, using a tier's dot product of signed bytes.
  */
 #ifndef BITNET_ARM_K4V8_CACHE_H
 #define BITNET_ARM_K4V8_CACHE_H
@@ -10,7 +9,7 @@
 
 enum { K4_WORD = BN_LANES * 4, K4_GROUP_WORDS = BN_NIBBLE_GROUP / 8 };
 
-/* score += that of up to 4 words of 4 keys, times the scale of each. */
+/* score += the products of a group of up to 4 words with 4 keys, times the scale of each key. */
 INLINE float32x4_t qk_k4_group(float32x4_t score, const int8_t *q, const uint8_t *k, size_t words,
                                uint32x4_t scale, dot_fn *dot) {
     const uint8x16_t field = vdupq_n_u8(30); /* twice a code */
@@ -26,7 +25,7 @@ INLINE float32x4_t qk_k4_group(float32x4_t score, const int8_t *q, const uint8_t
     return vfmaq_f32(score, vcvtq_f32_s32(sum), vreinterpretq_f32_u32(scale));
 }
 
-/* Four keys and one query. */
+/* Scores of one query with four keys. */
 INLINE void qk_k4_keys(float *scores, const int8_t *q, float q_scale, const uint8_t *k,
                        size_t head_dim, dot_fn *dot) {
     float32x4_t score = vdupq_n_f32(0);

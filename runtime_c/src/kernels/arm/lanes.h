@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * lanes.h: the 16 lanes of the float rule (kernels.h) as four registers. Loads of fewer than 16
- * floats fill up with zeros, stores write what is there: so every loop goes 16 at a time, and
- * none has a tail.
+ * elements pad with zeros, and stores write only the n elements that exist, so loops advance by 16
+ * and need no tail.
  */
 #ifndef BITNET_ARM_LANES_H
 #define BITNET_ARM_LANES_H
@@ -64,7 +64,7 @@ INLINE lanes load_int8(const int8_t *x, size_t n) {
                     vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_high_s16(b))}};
 }
 
-/* Element `i` on of an array of f32, f16 or int8, by their size (a constant). */
+/* Loads from element i on of an array of f32, f16 or int8, chosen by their size (a constant). */
 INLINE lanes load_as(const void *x, size_t i, size_t n, size_t size) {
     return size == 4   ? load((const float *)x + i, n)
            : size == 2 ? load_half((const uint16_t *)x + i, n)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * lines.h: integer products with the lines of a matrix that are listed, gathered from memory. Both
- * go along the list before they go along the lines, and ask for the same place of the line
- * LINES_AHEAD entries on: a line alone is too short for the hardware to see a stream in it.
+ * lines.h: integer products with the listed lines of a matrix, gathered from memory. Both kernels
+ * iterate over the list in their inner loop and prefetch the same position of the line LINES_AHEAD
+ * entries later: a single line is too short for the hardware to detect a stream.
  *
  * dot adds four products of bytes to a 32-bit lane.
  */
@@ -13,7 +13,7 @@
 
 enum { LINES_AHEAD = 64 };
 
-/* The unit `at` bytes into a line. */
+/* Loads the unit `at` bytes into the line of a list entry, and prefetches for a later one. */
 INLINE uint8x16_t line_unit(const bn_lines *m, size_t entry, size_t at) {
     const size_t ahead = entry + LINES_AHEAD < m->n ? entry + LINES_AHEAD : m->n - 1;
     if (at % BN_TILE_BYTES == 0)
@@ -44,7 +44,8 @@ INLINE void lines_rows(const bn_lines *m, dot_fn *dot) {
     }
 }
 
-/* Rows 64 u to 64 u + 63 for unit u at `at`: four columns side by side are four rows a register. */
+/* Rows 64 u to 64 u + 63, of unit u at byte `at`. Interleaving four columns gives four rows per
+ * register. */
 INLINE void columns_pass(const bn_lines *m, size_t at, dot_fn *dot) {
     int32x4_t sum[4][4]; /* [four rows of 16][field] */
     UNROLL

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * neon.c: integer products with the multiplies every AArch64 CPU has, and the CRC
- * instruction. Activations are broadcast four at a time, so that a 16-bit lane belongs to one
- * row and one column of four; pairs of lanes are added when the sums get wide.
+ * neon.c: integer products with the multiply instructions of every AArch64 CPU, and the CRC
+ * instruction. Activations are broadcast four at a time, so that a 16-bit lane belongs to one row
+ * and one column of each four; lanes are added in pairs when sums are widened to 32 bits.
  */
 #include "../kernels.h"
 
@@ -24,7 +24,7 @@ INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
     return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }
 
-/* The halves of a register side by side: two products, at most 2·128·127, fit 16 bits. */
+/* Adds the products of both halves of a register in 16 bits, which hold two, at most 2·128·127. */
 INLINE int32x4_t dot_halves(int32x4_t sum, int8x16_t a, int8x16_t b) {
     return vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(b)), a, b));
 }
@@ -32,8 +32,8 @@ INLINE int32x4_t dot_halves(int32x4_t sum, int8x16_t a, int8x16_t b) {
 /* Tiles until a 16-bit sum could overflow: 4 products of at most 3·127 (code 3) each. */
 enum { STRETCH_TILES = 32767 / (4 * 3 * 127) };
 
-/* x = the 4 activations of field f in all 4 words. A compiler that knew both halves of x to be
- * the same would give up the instructions that multiply the upper ones. */
+/* x = the 4 activations of field f in all 4 words. A compiler that knows both halves of x to be the
+ * same would not use the instructions that multiply upper halves. */
 #define BROADCAST(x, q, f)                                                                         \
     do {                                                                                           \
         x = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(q), f));                     \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * neon_attention.c: scores and weighted values, for all ARM tiers; on int8 keys the tiers
- * with a dot product have their own.
+ * neon_attention.c: attention scores and weighted sums of values for all ARM tiers; tiers with a
+ * dot product have their own kernels for quantized caches.
  */
 #include "../kernels.h"
 
@@ -62,7 +62,7 @@ static void qk_f32(const bn_qk *a) {
     qk(a, sizeof(float));
 }
 
-/* 16 dimensions of `n_q` (a constant) queries stay in registers while the keys go by. */
+/* 16 dimensions of `n_q` (a constant) queries stay in registers during the loop over the keys. */
 INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *v, size_t d,
                        size_t head_dim, size_t keys, size_t size, const size_t n_q) {
     lanes sum[4];
@@ -83,7 +83,7 @@ INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *
 }
 
 INLINE void pv(const bn_pv *all, size_t size) {
-    const bn_pv a = *all; /* in registers: no store can change it */
+    const bn_pv a = *all; /* local copy: stores cannot alias it */
     const size_t E = a.head_dim, stride = a.p_stride;
     size_t i = 0;
     for (; i + 4 <= a.n_q; i += 4)
@@ -102,12 +102,13 @@ static void pv_f32(const bn_pv *a) {
     pv(a, sizeof(float));
 }
 
-/* The weights of keys t on of a query: what is above 7 bits, and these. */
+/* Codes of query i's weights from key t on: upper parts; the lower 7 bits are BN_LANES bytes
+ * later. */
 INLINE const uint8_t *weights_of(const bn_pv *a, size_t i, size_t t) {
     return a->codes + i * a->p_stride + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
 }
 
-/* 8 dimensions of a query; products of two keys fit 16 bits. */
+/* n <= 8 dimensions of a query; a product with one key fits 16 bits. */
 INLINE void pv_int8_part(const bn_pv *a, size_t i, size_t d, size_t n) {
     const size_t E = a->head_dim;
     const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
@@ -184,8 +185,8 @@ static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, siz
     return largest / BN_WEIGHT_MOST;
 }
 
-/* 16 keys and one query. Two words go into 16 bits before they are added up; an odd last one is
- * completed by q, which is zero there. */
+/* Scores of one query with 16 keys. The products of two words are added in 16 bits before widening;
+ * if the number of words is odd, the last is paired with zeros of q. */
 INLINE void qk_int8_tile(float *scores, const int8_t *q, float q_scale, const int8_t *k,
                          size_t words) {
     const float *k_scale = (const float *)(const void *)(k + words * 64);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * neon_float.c: kernels on floats for all ARM tiers, but for attention.
+ * neon_float.c: float kernels for all ARM tiers, except attention and scaling.
  */
 #include "../kernels.h"
 
@@ -70,7 +70,7 @@ static void int8_add_rows(const bn_add_rows *a) {
         }
 }
 
-/* --- norms, activations --- */
+/* --- quantization, norms, activations --- */
 
 INLINE float quantize_row(int8_t *q, int32_t *sum, const float *x, size_t n) {
     float32x4_t most = vdupq_n_f32(1e-5f);
@@ -86,7 +86,7 @@ INLINE float quantize_row(int8_t *q, int32_t *sum, const float *x, size_t n) {
         const lanes v = load(x + i, n - i);
         int32x4_t r[4];
         UNROLL
-        for (int j = 0; j < 4; j++) { /* maxnm takes the number when the other is NaN */
+        for (int j = 0; j < 4; j++) { /* maxnm returns the number if one operand is NaN */
             const float32x4_t low = vmaxnmq_f32(vmulq_n_f32(v.val[j], s), vdupq_n_f32(-127));
             r[j] = vcvtnq_s32_f32(vminq_f32(low, vdupq_n_f32(127)));
             total = vaddq_s32(total, r[j]);
@@ -130,7 +130,7 @@ static int rms_norm(const bn_norming *a) {
     return finite;
 }
 
-/* y = x less its mean */
+/* y = x minus its mean */
 INLINE void center(float *y, const float *x, size_t n) {
     lanes sum = zero();
     for (size_t i = 0; i < n; i += BN_LANES)
@@ -212,7 +212,7 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
-/* 0 in place of what is <= 0, -0 too; NaN stays. */
+/* 0 where g <= 0, including -0; NaN stays. */
 INLINE float32x4_t positive(float32x4_t g) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(g), vclezq_f32(g)));
 }
@@ -281,7 +281,7 @@ static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(x + i, n - i);
         UNROLL
-        for (int j = 0; j < 4; j++) /* min and max hand NaN on */
+        for (int j = 0; j < 4; j++) /* min and max propagate NaN */
             v.val[j] = vminq_f32(vmaxq_f32(v.val[j], vnegq_f32(most)), most);
         uint16_t half[BN_LANES];
         UNROLL

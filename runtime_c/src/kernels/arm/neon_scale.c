@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * neon_scale.c: what follows a product, element by element, for all ARM tiers.
+ * neon_scale.c: elementwise scaling of a product's sums, and estimates of logits, for all ARM
+ * tiers.
  */
 #include "../kernels.h"
 
@@ -8,7 +9,7 @@
 
 #include "lanes.h"
 
-/* acc[i] - offset of 16 sums, 0 where there are fewer */
+/* acc[i] - offset as floats for n sums, at most 16; the other lanes are unused */
 INLINE lanes sums_of(const int32_t *acc, size_t n, int32_t offset) {
     int32_t buffer[BN_LANES] = {0};
     lanes v;
@@ -73,14 +74,14 @@ static void estimate(const bn_estimates *all) {
     }
 }
 
-/* y is at most so much. */
+/* bn_at_most for elements i to i + 3. */
 INLINE float32x4_t most(const bn_estimates *a, size_t i) {
     const float32x4_t deviation = vaddq_f32(vld1q_f32(a->deviation + i), vdupq_n_f32(a->rounding));
     const float32x4_t off = vmulq_n_f32(vmulq_f32(deviation, vld1q_f32(a->scales + i)), a->noise);
     return vaddq_f32(vld1q_f32(a->y + i), off);
 }
 
-/* Nearly always none of four. */
+/* Nearly always, none of four reaches the bar. */
 static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
     size_t listed = 0, i = 0;
     for (; i + 4 <= a->n; i += 4) {

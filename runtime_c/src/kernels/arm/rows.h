@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * rows.h: products of int8 rows. Codes and activations lie in the same order, so a lane holds some
- * columns of one row, and lanes are added up at the end.
- * dot adds 16 products of bytes to the four lanes of sum, no matter which to which.
+ * rows.h: products of int8 rows. Codes and activations have the same order, so a lane sums some
+ * columns of one row, and the lanes are added at the end. dot adds 16 products of bytes to the four
+ * lanes of sum, in any assignment.
  */
 #ifndef BITNET_ARM_ROWS_H
 #define BITNET_ARM_ROWS_H
@@ -11,7 +11,7 @@
 
 enum { ROWS_BLOCK = 4 };
 
-/* One row and token: memory sets the pace, and four sums hide how long an instruction takes. */
+/* One row and token: limited by memory; four sums hide the latency of the instruction. */
 INLINE int32_t row_product(const int8_t *codes, const int8_t *q, size_t n, dot_fn *dot) {
     int32x4_t sum[4];
     UNROLL
@@ -75,7 +75,7 @@ INLINE void rows_tokens(const bn_int8_rows *m, size_t row, dot_fn *dot) {
     }
 }
 
-/* Listed rows are no stream that the hardware could see. */
+/* Prefetches a listed row: the hardware cannot predict listed rows as a stream. */
 INLINE void fetch_listed(const bn_int8_rows *m, size_t r) {
     if (m->list && r < m->rows)
         for (size_t k = 0; k < m->row_bytes; k += BN_INT8_UNIT)

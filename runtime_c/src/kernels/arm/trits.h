@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * trits.h: trits_template.h on a register.
+ * trits.h: trits_template.h on a 128-bit register.
  */
 #ifndef BITNET_ARM_TRITS_H
 #define BITNET_ARM_TRITS_H
