@@ -263,7 +263,7 @@ static void test_trits(void) {
         free(copy);
     }
     file_forged_refused(good, size, bytes + 255, 1, 79, BN_ERR_CODE,
-                        "layers.0.up.weight: a byte stands for no five ternary codes");
+                        "layers.0.up.weight: a byte does not encode five ternary codes");
     file_forged_refused(good, size, up + 10, 1, BN_SCALE_GROUP, BN_ERR_TENSOR,
                         "layers.0.up.weight: encoding 5 with scale scope 3");
     free(good);

@@ -107,7 +107,7 @@ def _ternary_fault(data: Any, rows: int, cols: int) -> str | None:
 
 
 def _trit_fault(data: Any, rows: int, cols: int) -> str | None:
-    return "a byte stands for no five ternary codes" if layout.has_refused_trits(data) else None
+    return "a byte does not encode five ternary codes" if layout.has_refused_trits(data) else None
 
 
 def _int8_fault(data: Any, rows: int, cols: int) -> str | None:

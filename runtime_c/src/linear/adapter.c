@@ -2,16 +2,16 @@
  *
  * adapter.c: see adapter.h.
  *
- * Items are small blocks, of rows and of what is in or out, so that one row keeps many threads busy
- * as well.
+ * Work items are small blocks of rows and of ranks or outputs, so that even a single row keeps many
+ * threads busy.
  */
 #include "adapter.h"
 
 #include "rows.h"
 
-enum { ROWS = 16, RANKS = 4, LEAST_OUTPUTS = 256, OUTPUTS = 4096 }; /* of an item */
+enum { ROWS = 16, RANKS = 4, LEAST_OUTPUTS = 256, OUTPUTS = 4096 }; /* per item */
 
-/* Of two kinds: what the model has of its own, and what rows have. */
+/* Adapters of two kinds: the model's own, and those of rows. */
 enum { OWN, OF_ROWS, KINDS };
 
 typedef struct job {
@@ -20,10 +20,10 @@ typedef struct job {
     size_t n_groups;
     bn_which which;
     int kind;
-    int upwards; /* y += outᵀ · t, and not t = in · q */
+    int upwards; /* y += outᵀ · t; otherwise t = in · q */
 } job;
 
-/* Where an item is. */
+/* Position of an item. */
 typedef struct place {
     const bn_group *group;
     int product;
@@ -39,7 +39,7 @@ static int is_there(const bn_operands *o, int kind) {
     return kind == OWN ? o->own != NULL : o->some_adapted;
 }
 
-enum { LOWS = BN_GROUP_PRODUCTS * KINDS }; /* vectors t of a row */
+enum { LOWS = BN_GROUP_PRODUCTS * KINDS }; /* vectors t per row */
 
 static float *low_of(const job *j, const place *at, size_t row) {
     const size_t low = (at->group->first + row) * LOWS + (size_t)(at->product * KINDS + j->kind);
@@ -50,7 +50,7 @@ static size_t blocks(size_t n, size_t size) {
     return (n + size - 1) / size;
 }
 
-/* Outputs of an item: each thread has one, of whole lines of memory. */
+/* Outputs of an item, in whole cache lines of codes: one item per thread, within limits. */
 static size_t outputs_of(const bn_operands *o, const bn_tensor *w) {
     const size_t each = blocks(blocks(w->rows, (size_t)bn_pool_threads(o->pool)), 64) * 64;
     return each < LEAST_OUTPUTS ? LEAST_OUTPUTS : each > OUTPUTS ? OUTPUTS : each;
@@ -62,7 +62,8 @@ static size_t blocks_across(const job *j, const bn_product *p) {
     return j->upwards ? blocks(p->w->rows, outputs_of(j->o, p->w)) : blocks(j->o->most_rank, RANKS);
 }
 
-/* Items of a group; and, if there are more than `item`, which of them that is. */
+/* Returns the number of items of a group. If `item` is one of them, *where is set to its
+ * position. */
 static size_t find(const job *j, const bn_group *g, size_t item, place *where) {
     const size_t down = blocks(g->rows, ROWS);
     size_t items = 0;
@@ -78,13 +79,13 @@ static size_t find(const job *j, const bn_group *g, size_t item, place *where) {
     return items;
 }
 
-/* Rows of a group, equally far apart, that have one adapter. */
+/* Equally spaced rows of a group that share an adapter. */
 typedef struct alike {
     const bn_adapter *adapter;
     size_t row, step, n;
 } alike;
 
-/* t[row][r] = in[r] · q[row], times the scale of out[r], for some r. */
+/* t[row][r] = in[r] · q[row], times the scale of out[r], for a block of r. */
 static void lower(const job *j, const place *at, const alike *to) {
     const bn_operands *o = j->o;
     const size_t cols = at->group->products[at->product].w->cols, rank = at->at * RANKS;
@@ -112,7 +113,7 @@ static void lower(const job *j, const place *at, const alike *to) {
                 (low->in_scales[rank + r] / o->s[first + i * to->step]) * low->out_scales[rank + r];
 }
 
-/* y[row] += outᵀ · t[row] for some outputs. */
+/* y[row] += outᵀ · t[row] for a block of outputs. */
 static void raise(const job *j, const place *at, const alike *to) {
     const bn_product *p = &at->group->products[at->product];
     const size_t outputs = outputs_of(j->o, p->w), first = at->at * outputs;
@@ -129,7 +130,8 @@ static void raise(const job *j, const place *at, const alike *to) {
                        .tokens = to->n});
 }
 
-/* What is read of an adapter serves all rows that are alike: neighbours, or every second. */
+/* Rows that share an adapter read it once: neighbours, or equally spaced rows such as every
+ * second. */
 static void run_item(const job *j, const place *at) {
     const uint32_t number = at->group->products[at->product].w->number;
     uint32_t done = 0;

@@ -125,7 +125,8 @@ static const bn_encoding encodings[] = {
             .scopes = TENSOR | ROW,
             .most_cols = BN_TRIT_MAX_K,
             .parts = {{trits_size,
-                       {bn_has_no_trits, BN_ERR_CODE, "a byte stands for no five ternary codes"}}},
+                       {bn_has_no_trits, BN_ERR_CODE,
+                        "a byte does not encode five ternary codes"}}},
             .multiply = bn_multiply_trits,
             .ternary = 1,
         },
@@ -165,7 +166,7 @@ static const bn_encoding encodings[] = {
             .forms = TABLE,
             .scopes = ROW,
             .parts = {{int8_size, NO_INT8_LEAST},
-                      {two_bit_size, {NULL, BN_OK, NULL}}, /* all four values */
+                      {two_bit_size, {NULL, BN_OK, NULL}}, /* all four codes are valid */
                       {bn_steps_size,
                        {bn_has_negative, BN_ERR_SCALE,
                         "a step or deviation is not finite and >= 0"}}},

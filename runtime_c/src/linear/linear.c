@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * linear.c: y = W·x for every encoding of W, as its row in encodings.c says; many tokens at once by
- * tables of sums where that is faster (lookup.c).
+ * linear.c: y = W·x for every encoding of W, according to its row in encodings.c; many tokens at
+ * once by lookup tables where that is faster (lookup.c).
  */
 #include "linear.h"
 
 #include "adapter.h"
 #include "lookup.h"
 
-/* Panels that kernels multiply together with several rows: threads take no fewer. */
+/* TOGETHER: panels that kernels multiply together if there are several rows; threads take no
+ * fewer. */
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, TOGETHER = 4 };
 enum {
     ALONE = 1 << 16
-}; /* bytes, of each row: less than a microsecond, and to wake others is more */
+}; /* weight bytes times rows: take less than a microsecond, and waking threads takes longer */
 
 typedef struct job {
     const bn_operands *o;
     const bn_group *groups;
     size_t n_groups;
-    size_t low; /* items that come first, of adapters */
+    size_t low; /* adapter items, which come first */
 } job;
 
-/* Panels of an item. One row is no slower with one. */
+/* Panels of an item. A single row is no slower with one. */
 static size_t unit_of(const bn_group *g) {
     return g->rows - g->done > 1 ? TOGETHER : 1;
 }
@@ -49,7 +50,7 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
     }
 }
 
-/* Bytes of the matrices that are left, each time they are multiplied. */
+/* Bytes of the matrices still to be multiplied, counted once per row. */
 static size_t work_of(const bn_group *groups, size_t n_groups) {
     size_t bytes = 0;
     for (const bn_group *g = groups; g < groups + n_groups; g++)
@@ -79,7 +80,8 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
         run_panels(&j, 0, 0, items);
     else
         bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &j);
-    bn_raise(o, groups, n_groups, BN_TOGETHER); /* lines may look at these (bn_product.where) */
+    bn_raise(o, groups, n_groups,
+             BN_TOGETHER); /* multiply_lines may read these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
             p->w->encoding->multiply_lines(&(bn_input){o, g->first, g->rows}, p);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * lines.c: y = W·x for matrices stored as lines, without reading the lines that do not matter.
+ * lines.c: y = W·x for matrices stored as lines, skipping the lines that do not matter.
  *
- * Behind relu² most activations of the feed-forward network are 0, and more are after they were
- * quantized. Where the gate is not positive, a row of `up` (TERNARY_2BIT_ROWS) is multiplied with
- * 0; where an input of `down` is 0, so is a column of it (TERNARY_2BIT_COLUMNS). Integer sums are
- * exact in any order, so leaving these lines out changes no bit of the result. (It would if a scale
- * were so large that `up` overflows where the gate is not positive, and only there.)
+ * After relu² most activations of the feed-forward network are 0, and quantization turns more into
+ * 0. Where the gate is not positive, a row of `up` (TERNARY_2BIT_ROWS) is multiplied by 0; where an
+ * input of `down` is 0, so is a column of `down` (TERNARY_2BIT_COLUMNS). Integer sums are exact in
+ * any order, so skipping these lines does not change a bit of the result. (It would if a scale were
+ * so large that `up` overflows where the gate is not positive, and only there.)
  *
- * Tokens take turns: each has lines of its own, and together they need fewer multiplications than
- * the whole matrix, from a cache that the one before has filled.
+ * Tokens are processed one after another: each needs different lines, and together they need fewer
+ * multiplications than the whole matrix, on lines that earlier tokens have brought into the cache.
  */
 #include "lines.h"
 
@@ -28,7 +28,7 @@ static const int8_t *input(const bn_input *in) {
     return in->o->q + in->first * in->o->q_stride;
 }
 
-/* Which of [r0, end) are asked for; no branch, because none could be predicted. */
+/* Lists the rows of [r0, end) that are needed; without a branch, which could not be predicted. */
 static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t end) {
     size_t n = 0;
     for (size_t r = r0; r < end; r++) {
@@ -38,7 +38,7 @@ static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t en
     return n;
 }
 
-/* Of one token rows [r0, end), at most BN_LIST_MOST. Returns the bytes that were left out. */
+/* Rows [r0, end) of one token, at most BN_LIST_MOST. Returns the bytes skipped. */
 static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t r0, size_t end) {
     const bn_tensor *t = p->w;
     uint32_t list[BN_LIST_MOST];
@@ -56,7 +56,7 @@ static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t r0
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
         const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
         for (size_t r = 0; r < n; r++)
-            acc[r] = in->o->q_sum[in->first]; /* stands for 0, see q_sums */
+            acc[r] = in->o->q_sum[in->first]; /* means 0: Σq is subtracted (bn_scaling.q_sums) */
         for (; i < lines.n && list[i] < r0 + n; i++)
             acc[list[i] - r0] = sum[i];
         bn_scale_sums(in, p, acc, 0, BN_ONE_MORE, r0, n);
@@ -73,7 +73,8 @@ static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     }
 }
 
-/* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
+/* Lists the columns of [k0, end) whose input is not 0, and these inputs; returns their number. The
+ * list is then padded to a multiple of four. */
 static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_t k0, size_t end) {
     size_t n = 0;
     for (size_t k = k0; k < end; k++) {
@@ -88,7 +89,7 @@ static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_
     return n;
 }
 
-/* Of one token blocks [block, end), at most BLOCKS_MOST. Returns the bytes that were left out. */
+/* Blocks [block, end) of one token, at most BLOCKS_MOST. Returns the bytes skipped. */
 static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t block,
                                  size_t end) {
     const bn_tensor *t = p->w;
@@ -116,7 +117,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
 
-/* Items are shares, one for each thread, because narrower parts of a column are slow to read. */
+/* Items are shares, one per thread, because narrower parts of a column are slow to read. */
 static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
     const job *j = context;
     const bn_operands *o = j->in->o;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup.c: y = W·x for many tokens at once, by tables of sums (ternary_lookup in
+ * lookup.c: y = W·x for many tokens at once by lookup tables of sums (ternary_lookup in
  * kernels/products.h).
  *
- * A table serves the rows of a block and is made anew for the next, so blocks are tall and the
- * tokens of a prompt, some at a time, are what threads share first.
+ * A table serves all rows of a block and is rebuilt for the next block, so blocks are tall, and the
+ * threads split the tokens of a prompt first.
  */
 #include "lookup.h"
 
 #include "scale.h"
 
-/* An item is a block of panels of a group by a column of its tokens. */
+/* An item is a block of a group's panels times a column of its tokens. */
 typedef struct job {
     const bn_operands *o;
     const bn_group *groups;
@@ -66,14 +66,15 @@ static int has_tables(const bn_operands *o, const bn_group *g) {
     return g->panels >= o->kernels->products.lookup_rows / BN_PANEL;
 }
 
-/* The fewest items that a group can be cut into: none if tables are not worth making. */
+/* Splits a group into as few items as possible; returns their number, 0 if tables do not pay
+ * off. */
 static size_t cut(const bn_operands *o, bn_group *g) {
     const size_t tokens = o->kernels->products.lookup_tokens;
     const size_t most_panels = o->lookup_rows / BN_PANEL;
     g->blocks = g->columns = 0;
     if (!has_tables(o, g))
         return 0;
-    g->columns = (g->rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
+    g->columns = (g->rows + tokens / 4) / tokens; /* the last one pays off from 3/4 full */
     g->blocks = (g->panels + most_panels - 1) / most_panels;
     return g->blocks * g->columns;
 }
@@ -87,7 +88,8 @@ void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
         g->done = 0;
         items += o->lookup ? cut(o, g) : 0;
     }
-    while (items > 0 && items < 2 * threads && items != before) { /* lower blocks, while it helps */
+    while (items > 0 && items < 2 * threads &&
+           items != before) { /* shorter blocks, while this helps */
         before = items;
         for (bn_group *g = groups; g < end && items < 2 * threads; g++)
             if (g->columns > 0 && g->panels >= (g->blocks + 1) * least_panels) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup.h: products by tables of sums, for many tokens at once.
+ * lookup.h: products by lookup tables of sums, for many tokens at once.
  */
 #ifndef BITNET_LOOKUP_H
 #define BITNET_LOOKUP_H
@@ -9,10 +9,10 @@
 
 enum {
     BN_LOOKUP_ROWS = 3840
-}; /* their sums, 0.65 MB, stay in the second cache of those who use it */
+}; /* most rows of a block: their sums, 0.65 MB, stay in the L2 cache of CPUs that use tables */
 
-/* Multiply the first `done` rows of each group, those that tables are good for: 0 of most. Of the
- * products, those `together`. */
+/* Multiplies the first rows of each group with its `together` products where tables pay off, and
+ * sets `done` to their number, often 0. Runs on all threads. */
 void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * operands.h: what products are given, and where their results go.
+ * operands.h: inputs, scratch memory and outputs of products.
  */
 #ifndef BITNET_OPERANDS_H
 #define BITNET_OPERANDS_H
@@ -14,52 +14,55 @@
 
 struct bn_adapter; /* adapter.h */
 
-enum { BN_GROUP_PRODUCTS = 3 }; /* most of a group */
+enum { BN_GROUP_PRODUCTS = 3 }; /* most products of a group */
 enum { BN_CHUNK_ROWS = 128 }; /* output rows a thread computes at a time: the sums stay in cache */
 
-/* Inputs of linears for B rows, and scratch to multiply them with. */
+/* Inputs of linears for B rows, and scratch memory to multiply them. */
 typedef struct bn_operands {
     const bn_kernels *kernels;
     bn_pool *pool;
     size_t wide;         /* floats of a row of h */
     size_t q_stride;     /* bytes of a row of q */
-    float *h;            /* [B][wide] inputs before quantization, of those who ask for them */
-    int8_t *q;           /* [B][q_stride] and after */
+    float *h;            /* [B][wide] inputs before quantization, for linears that need them */
+    int8_t *q;           /* [B][q_stride] quantized inputs */
     float *s;            /* [B] scale of q: q = round(h·s) */
     int32_t *q_sum;      /* [B] Σq */
-    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
+    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128 inputs, if the model has group
+                            scales */
     size_t group_sums_stride;
-    int32_t *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or of a block of lookup.c */
+    int32_t
+        *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or the sums of a block in lookup.c */
     size_t acc_stride;
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
-    size_t lookup_rows;                 /* most of a block, in whole panels */
-    uint64_t *skipped;                  /* [threads] bytes of lines that were left out */
-    const struct bn_adapter **adapters; /* [B] of each row, or NULL */
-    int32_t some_adapted;               /* one is not NULL */
-    const struct bn_adapter *own;       /* the model's, of all rows, or NULL */
-    size_t most_rank;                   /* of an adapter; 0: there is none */
+    size_t lookup_rows;                 /* most rows of a block in lookup.c, whole panels */
+    uint64_t *skipped;                  /* [threads] bytes of skipped lines */
+    const struct bn_adapter **adapters; /* [B] adapter of each row, or NULL */
+    int32_t some_adapted;               /* at least one row has an adapter */
+    const struct bn_adapter *own;       /* the model's adapter, for all rows, or NULL */
+    size_t most_rank;                   /* largest rank of an adapter; 0: there is none */
     float *low; /* [B][2·BN_GROUP_PRODUCTS][most_rank] scratch of adapters */
 } bn_operands;
 
-/* Rows [first, first + rows) of them. */
+/* Rows [first, first + rows) of the operands. */
 typedef struct bn_input {
     const bn_operands *o;
     size_t first, rows;
 } bn_input;
 
-/* One product of a group that shares its input: y[b][r] = W·input, or x[b][r] += scale·(W·input).
- */
+/* One product of a group that shares its input: y[b] = W·input[b], or y[b] +=
+ * scale·(W·input[b]). */
 typedef struct bn_product {
     const bn_tensor *w;
     float *y;
     size_t y_stride;
-    const float *where; /* NULL, or as y: of what is not > 0 here, y is not asked and may be 0 */
+    const float
+        *where; /* NULL, or laid out as y: where this is not > 0, y is not needed and may be 0 */
     int32_t accumulate; /* add to what y holds */
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
 
-/* The same from row b on. */
+/* The product from row b on. */
 static inline bn_product bn_product_from(const bn_product *p, size_t b) {
     bn_product rest = *p;
     rest.y += b * p->y_stride;
@@ -68,20 +71,20 @@ static inline bn_product bn_product_from(const bn_product *p, size_t b) {
     return rest;
 }
 
-/* Products of rows [first, first + rows) of the operands, rows >= 1. The rest is notes of linear.c
- * and lookup.c. */
+/* Products of rows [first, first + rows) of the operands, rows >= 1. The fields after n are working
+ * state of linear.c and lookup.c. */
 typedef struct bn_group {
     size_t first, rows;
     const bn_product *products;
     int n;
-    int together;           /* products before the first that has lines */
-    size_t panels;          /* of these */
-    size_t columns, blocks; /* of tables of sums */
-    size_t done;            /* rows that went through tables */
-    size_t before;          /* items of a run that belong to the groups before this one */
+    int together;           /* number of products before the first that is stored as lines */
+    size_t panels;          /* of these products */
+    size_t columns, blocks; /* items of lookup.c: columns of tokens, blocks of panels */
+    size_t done;            /* rows multiplied by lookup tables */
+    size_t before;          /* items of a run that belong to earlier groups */
 } bn_group;
 
-/* That of n groups to which an item of a run belongs. */
+/* The group, out of n, that an item of a run belongs to. */
 static inline const bn_group *bn_group_of(const bn_group *groups, size_t n, size_t item) {
     while (n > 1) {
         const size_t half = n / 2;
@@ -92,8 +95,9 @@ static inline const bn_group *bn_group_of(const bn_group *groups, size_t n, size
     return groups;
 }
 
-/* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
- * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
+/* The panels of a group's products form one list. Finds the first part of its nonempty range
+ * [*first, end) that lies in a single product: returns this product and its panels [*panel, *panel
+ * + *n), and advances *first past them. */
 static inline const bn_product *bn_next_part(const bn_product *p, size_t *first, size_t end,
                                              size_t *panel, size_t *n) {
     for (*panel = *first; *panel >= bn_panels(p->w); p++)

@@ -22,7 +22,7 @@ void bn_row_f32(const bn_kernels *kernels, const bn_tensor *t, size_t row, float
 void bn_row_f16(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
 void bn_row_int8(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
 
-/* y[i]: row list[i] of an int8 matrix without a bias times row 0 of the operands, by the calling
+/* y[i] = row list[i] of an int8 matrix without a bias times row 0 of the operands, by the calling
  * thread. */
 void bn_linear_int8_rows(const bn_operands *o, const bn_tensor *t, const uint32_t *list, size_t n,
                          float *y);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * scale.c: from integer sums to the floats of a product.
+ * scale.c: see scale.h.
  */
 #include "scale.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * sizes.c: sizes in checked arithmetic: numbers from a file may be of any size.
+ * sizes.c: sizes in checked arithmetic, because numbers from a file can be arbitrarily large.
  */
 #include "sizes.h"
 

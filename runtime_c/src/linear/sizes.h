@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * sizes.h: bytes of the shapes that matrices are stored in, in checked arithmetic.
+ * sizes.h: sizes in bytes of stored matrices, in checked arithmetic.
  */
 #ifndef BITNET_SIZES_H
 #define BITNET_SIZES_H
 
 #include <stdint.h>
 
-/* Each returns 0 on overflow, else 1 and *size. */
+/* Each sets *size and returns 1, or returns 0 on overflow. */
 
 /* Panels of 16 rows, cut into tiles of tile_k columns. */
 int bn_tiles_size(uint64_t rows, uint64_t cols, uint64_t tile_k, uint64_t *size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * sketch.c: whether the sketches of a packed file are those of their codes (export/FORMAT.md
- * §4). The head trusts them (screen.c): another sketch could hide the likeliest token. Every sum
- * here is exact, so step and deviation are compared as bits.
+ * sketch.c: verifies that the sketches of a packed file match their codes (export/FORMAT.md §4).
+ * The head trusts them (screen.c): a wrong sketch could hide the most likely token. All sums here
+ * are exact, so step and deviation are compared bit by bit.
  */
 #include "sketch.h"
 
@@ -12,23 +12,23 @@
 
 #include "sizes.h"
 
-enum { CHUNK = 4096 /* codes of a row that are looked at together, at most */ };
+enum { CHUNK = 4096 /* most codes of a row that are checked together */ };
 
 typedef struct bn_sketch {
     const bn_kernels *kernels;
     const uint8_t *codes, *tiles, *step, *deviation;
     size_t rows, cols;
-    atomic_size_t wrong; /* the first row that is not right; rows: none */
+    atomic_size_t wrong; /* the first wrong row; rows: none */
 } bn_sketch;
 
-/* A chunk as rows of `size` bytes, which are 0 behind the chunk's end. */
+/* A chunk as rows of `size` bytes; c and s are 0 past the chunk's end. */
 typedef struct bn_chunk {
     _Alignas(64) int8_t rows[3 * CHUNK];
-    int8_t *c, *s, *one; /* codes, their sketch */
+    int8_t *c, *s, *one; /* codes, their sketch, ones */
     size_t size;         /* in whole units of int8_rows */
 } bn_chunk;
 
-/* Over a row so far. */
+/* Σc, Σs, Σc², Σcs and Σs² over a row so far. */
 typedef struct bn_sums {
     int64_t c, s, cc, cs, ss;
 } bn_sums;
@@ -43,7 +43,7 @@ static void begin_chunks(bn_chunk *chunk, size_t cols) {
     memset(chunk->one, 1, chunk->size);
 }
 
-/* rows: 1 adds what follows from the codes alone, 2 all. */
+/* rows: 1 adds the sums of the codes only, 2 all sums. */
 static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, size_t rows,
                       bn_sums *sums) {
     const int32_t ones = (int32_t)chunk->size;
@@ -64,14 +64,14 @@ static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, size_t r
     sums->cc += product[0][0], sums->cs += product[0][1], sums->ss += product[1][1];
 }
 
-/* Bits of 16 bytes below 4, as a row has them in a tile. */
+/* Packs 16 bytes below 4 into 2 bits each, in the layout of a row of a tile. */
 static uint32_t pack(const void *bytes) {
     uint32_t four[4];
     memcpy(four, bytes, sizeof four);
     return four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6;
 }
 
-/* Fill in the sketch of the first n codes; returns whether it is that of the tiles. */
+/* Computes the sketch of the first n codes; returns whether the tiles hold the same. */
 static int sketch(bn_chunk *chunk, size_t n, int8_t t, const uint8_t *tiles) {
     typedef int8_t codes __attribute__((vector_size(16)));
     const int8_t inside[2 * BN_TERNARY_TILE_K] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3};
@@ -81,7 +81,7 @@ static int sketch(bn_chunk *chunk, size_t n, int8_t t, const uint8_t *tiles) {
         codes c, s;
         uint32_t word, mask = UINT32_MAX;
         memcpy(&c, chunk->c + k, sizeof c);
-        s = -((c > minus_t) + (c >= 0) + (c >= t)); /* what is true is -1 */
+        s = -((c > minus_t) + (c >= 0) + (c >= t)); /* true is -1 */
         memcpy(chunk->s + k, &s, sizeof s);
         memcpy(&word, tiles + k / BN_TERNARY_TILE_K * BN_TILE_BYTES, sizeof word);
         if (k + BN_TERNARY_TILE_K > n)
@@ -101,7 +101,7 @@ static int is_right(const bn_sketch *of, size_t row, bn_chunk *chunk) {
     int64_t t = 0;
     int right = 1;
     bn_sums sums = {0};
-    for (int pass = 0; pass < 2; pass++) { /* the step is that of the whole row */
+    for (int pass = 0; pass < 2; pass++) { /* the first finds the step of the row */
         t = (int64_t)fmax(1, rint(sqrt((double)sums.cc / cols)));
         sums = (bn_sums){0};
         for (size_t k = 0; k < of->cols; k += CHUNK) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * sketch.h: where the parts of an INT8_SKETCH tensor are, and whether they are right.
+ * sketch.h: layout and verification of INT8_SKETCH tensors.
  */
 #ifndef BITNET_SKETCH_H
 #define BITNET_SKETCH_H
@@ -8,7 +8,7 @@
 #include "kernels/kernels.h"
 #include "system/threads.h"
 
-/* Where its parts begin, in bytes; the codes are at 0. Of a size that is not too large. */
+/* Byte offsets of the parts; the codes are at 0. The sizes must not overflow. */
 typedef struct bn_sketch_parts {
     uint64_t tiles, step, deviation;
 } bn_sketch_parts;
@@ -17,7 +17,8 @@ bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols);
 /* Bytes of steps and deviations; returns 0 on overflow. */
 int bn_steps_size(uint64_t rows, uint64_t cols, uint64_t *size);
 
-/* The first row whose sketch, step or deviation is not that of its codes, or `rows`. */
+/* Returns the first row whose sketch, step or deviation does not match its codes, or `rows`. pool:
+ * NULL for the calling thread alone. */
 size_t bn_wrong_sketch(const uint8_t *data, size_t rows, size_t cols, const bn_kernels *kernels,
                        bn_pool *pool);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * tensor.h: a tensor of a model: what it is for, and where it lies in the file.
+ * tensor.h: a tensor of a model: its role, and where its data is in the file.
  */
 #ifndef BITNET_TENSOR_H
 #define BITNET_TENSOR_H
@@ -25,7 +25,7 @@ enum {
     BN_FFN_SUB_NORM,
     BN_DOWN,
     BN_FFN_POST_NORM,
-    BN_LAYER_ROLES,      /* one more than the last */
+    BN_LAYER_ROLES,      /* one past the last */
     BN_LINEAR_NORM = 32, /* + role of the linear */
     BN_EMBEDDING = 64,
     BN_POSITION,
@@ -48,16 +48,16 @@ enum {
     BN_POOL_NORM,
     BN_POOL_UP,
     BN_POOL_DOWN,
-    BN_STACK_ROLES /* one more than the last */
+    BN_STACK_ROLES /* one past the last */
 };
 
-/* Of a record. */
+/* Kind of a record. */
 enum { BN_WEIGHT, BN_BIAS, BN_ADAPTER_IN, BN_ADAPTER_OUT };
 
 typedef struct bn_tensor {
     const uint8_t *data;          /* NULL: the configuration has no such tensor */
     const float *scales;          /* 1 or rows by scale_scope; NULL for none */
-    const uint16_t *group_scales; /* of scope group: f16 [panels][ceil(cols/128)][16 rows] */
+    const uint16_t *group_scales; /* for scope GROUP: f16 [panels][ceil(cols/128)][16 rows] */
     const float *bias;            /* one per output (of a norm: per column), or NULL */
     const float *norm;      /* of a linear: gain of the norm on its input (linear_norm), or NULL */
     const float *norm_bias; /* and its bias, or NULL */
@@ -65,7 +65,7 @@ typedef struct bn_tensor {
     uint32_t rows, cols;    /* N outputs, K inputs */
     const bn_encoding *encoding; /* NULL without data */
     uint8_t scale_scope;
-    uint32_t number; /* of a linear of a layer, from 1 on in each stack: its place in adapters */
+    uint32_t number; /* of a layer's linear: its index in adapters, from 1 in each stack; else 0 */
 } bn_tensor;
 
 static inline size_t bn_panels(const bn_tensor *t) {

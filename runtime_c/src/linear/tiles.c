@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiles.c: products of tiles, and rows of a table. Codes are T + 1, so Σ (T+1)·q - Σ q is asked
- * for.
+ * tiles.c: products of matrices stored as tiles, and rows of a table. Codes are T + 1, so a product
+ * is Σ (T+1)·q - Σ q.
  */
 #include "tiles.h"
 
@@ -11,7 +11,7 @@ static size_t count(size_t k, size_t unit) {
     return (k + unit - 1) / unit;
 }
 
-/* What the kernels are given. */
+/* Arguments for the kernels. */
 static bn_matmul tiles_of(const bn_input *in, const bn_tensor *t, size_t tile_k, size_t panel,
                           size_t n, int32_t *acc) {
     const size_t k_tiles = count(t->cols, tile_k), panel_bytes = k_tiles * BN_TILE_BYTES;
@@ -84,7 +84,7 @@ void bn_sum_groups(const bn_operands *o, size_t row, size_t width) {
     }
 }
 
-/* Codes are -1, 0, 1 and a product with the scale is exact. */
+/* Values are -1, 0 or 1, so their product with the scale is exact. */
 void bn_row_two_bit(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {
     const size_t panel = row / BN_PANEL, dim = t->cols;
     const size_t tiles = count(dim, BN_TERNARY_TILE_K), n_groups = count(tiles, BN_GROUP_TILES);

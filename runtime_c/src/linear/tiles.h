@@ -13,7 +13,8 @@ void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, si
                        int32_t *acc);
 void bn_row_two_bit(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
 
-/* group_sums of a row from its first `width` of q, for scales of scope group. */
+/* Computes the group_sums of a row from its first `width` elements of q, for scales of scope
+ * GROUP. */
 void bn_sum_groups(const bn_operands *o, size_t row, size_t width);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * values.c: values that are refused, looked for without a branch a value.
+ * values.c: checks for invalid values, without a branch per value.
  */
 #include "values.h"
 
@@ -22,8 +22,8 @@ int bn_has_ternary_3(const uint8_t *p, size_t n) {
     return (bad & 0x5555555555555555u) != 0;
 }
 
-/* Whether a byte is none of the 243 that stand for five codes: it is ceil(256 n / 243) exactly when
- * 243·byte = 256 n + r with r < 243. */
+/* Whether a byte is none of the 243 that encode five codes: a byte is ceil(256 n / 243) exactly
+ * when 243·byte = 256 n + r with 0 <= r < 243. */
 int bn_has_no_trits(const uint8_t *p, size_t n) {
     uint8_t bad = 0;
     for (size_t i = 0; i < n; i++)
