@@ -46,7 +46,7 @@ void bn_cgroup_visit(const char *membership, const char *mount, const char *cont
         if (n != 0 && !names(controllers, n, controller))
             continue;
         size_t length = (size_t)(end - group);
-        length -= length > 0 && group[length - 1] == '/'; /* the group of all is "/" */
+        length -= length > 0 && group[length - 1] == '/'; /* the root group is "/" */
         char path[PATH_SIZE];
         const int root = snprintf(path, sizeof path, "%s%s%s", mount, n == 0 ? "" : "/",
                                   n == 0 ? "" : controller);
@@ -54,7 +54,7 @@ void bn_cgroup_visit(const char *membership, const char *mount, const char *cont
             continue;
         memcpy(path + root, group, length);
         path[(size_t)root + length] = '\0';
-        for (char *slash = path; slash != NULL;) { /* up to the root of all groups */
+        for (char *slash = path; slash != NULL;) { /* up to the root group */
             visit(path, n == 0 ? 2 : 1, context);
             slash = strrchr(path + root, '/');
             if (slash != NULL)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cores.c: what the machine has, cut down to what this process was given: by affinity (taskset,
+ * cores.c: the processors of the machine that this process may use, limited by affinity (taskset,
  * cpusets) and by the CPU quota of its cgroups (containers).
  */
 #define _GNU_SOURCE /* sched_getaffinity */
@@ -26,7 +26,7 @@ static int32_t clamp_cpus(long n) {
 
 /* --- cgroup quota --- */
 
-/* Quota of the one group at `directory`, in processors; 0 when it sets none. */
+/* Quota of the group at `directory`, in processors; 0 if it sets none. */
 static double quota_at(const char *directory, int version) {
     char path[PATH_SIZE + 32], text[64];
     double quota = 0, period = 0;
@@ -64,7 +64,7 @@ double bn_cgroup_quota(const char *membership, const char *mount) {
 
 #if defined(__linux__)
 
-/* The CPUs this process may run on; returns 0 when the kernel knows more than fit the set. */
+/* The CPUs this process may run on; returns 0 if the kernel has more CPUs than the set holds. */
 static int allowed_cpus(cpu_set_t *set) {
     CPU_ZERO(set);
     return sched_getaffinity(0, sizeof *set, set) == 0;
@@ -82,7 +82,8 @@ int32_t bn_usable_cpus(void) {
     return clamp_cpus(n);
 }
 
-/* The first hardware thread of a CPU's core stands for the core; the CPU itself if unknown. */
+/* The first hardware thread of a CPU's core, which identifies the core; the CPU itself if
+ * unknown. */
 static size_t core_of(size_t cpu) {
     char path[96], text[64];
     size_t first;
@@ -93,7 +94,7 @@ static size_t core_of(size_t cpu) {
     return first < CPU_SETSIZE ? first : cpu;
 }
 
-/* Cores among the allowed CPUs: two hardware threads of one core gain nothing from each other. */
+/* Number of cores among the allowed CPUs: using both hardware threads of a core gains nothing. */
 static int32_t physical_cores(void) {
     cpu_set_t allowed, cores;
     if (!allowed_cpus(&allowed))
@@ -114,7 +115,7 @@ int32_t bn_usable_cpus(void) {
 static int32_t physical_cores(void) {
     int n = MAX_CPUS;
 #if defined(__APPLE__)
-    /* Performance cores where there are two kinds: a slow core would hold up every run. */
+    /* Only performance cores if there are two kinds: a slow core would hold up every run. */
     size_t size = sizeof n;
     if (sysctlbyname("hw.perflevel0.physicalcpu", &n, &size, NULL, 0) != 0)
         sysctlbyname("hw.physicalcpu", &n, &size, NULL, 0);

@@ -11,7 +11,7 @@
  * down; at least 1. More running threads than this only take turns. */
 int32_t bn_usable_cpus(void);
 
-/* The CPU quota of the cgroups named in `membership` (the text of /proc/self/cgroup), the least of
+/* The CPU quota of the cgroups named in `membership` (the text of /proc/self/cgroup), the lowest of
  * each group and its ancestors, in processors. 0: no limit. `mount` is /sys/fs/cgroup. */
 double bn_cgroup_quota(const char *membership, const char *mount);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * floats.h: the floating-point environment that all numbers here are defined in: every operation
- * rounded to nearest and to its own type, subnormal numbers kept, no traps. A caller's thread may
- * have another (fesetround, flush-to-zero as -Ofast sets it), so calls that compute put it aside
- * and workers start with this one.
+ * floats.h: the floating-point environment in which all results are defined: every operation rounds
+ * to nearest and to its own type, subnormal numbers are kept, and exceptions do not trap. A
+ * caller's thread may have a different one (fesetround, flush-to-zero as -Ofast sets it), so calls
+ * that compute replace it and restore it afterwards, and workers start with this one.
  */
 #ifndef BITNET_FLOATS_H
 #define BITNET_FLOATS_H
@@ -19,7 +19,8 @@
 #error "floats must be computed as floats; on x86 of 32 bits compile with -msse2 -mfpmath=sse"
 #endif
 
-/* What a caller had: control and status, so that no exception flag of ours stays either. */
+/* The caller's environment: control and status, so that the caller does not see our exception
+ * flags. */
 #if defined(__x86_64__) || defined(__SSE2_MATH__)
 
 typedef uint32_t bn_floats;
@@ -73,7 +74,7 @@ static inline bn_floats bn_floats_standard(void) {
 
 #endif
 
-/* From here to the end of the block. */
+/* Standard environment from here to the end of the block, where the caller's is restored. */
 #define BN_STANDARD_FLOATS                                                                         \
     __attribute__((cleanup(bn_floats_set), unused)) const bn_floats bn_floats_before =             \
         bn_floats_standard()

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * memory.c: see memory.h. A limit that cannot be read is none.
+ * memory.c: see memory.h. A limit that cannot be read counts as none.
  */
 #define _XOPEN_SOURCE 700 /* getrlimit, sysconf */
 
@@ -39,7 +39,7 @@ static int read_at(const char *directory, const char *name, char *text, size_t s
     return length > 0 && length < PATH_SIZE && bn_read_text(path, text, size);
 }
 
-/* The number behind a name at the beginning of a line; 0 when there is none. */
+/* The number after `name` at the beginning of a line; 0 if there is none. */
 static uint64_t field(const char *text, const char *name) {
     const size_t n = strlen(name);
     while (text && strncmp(text, name, n) != 0) {
@@ -49,9 +49,9 @@ static uint64_t field(const char *text, const char *name) {
     return text ? strtoull(text + n, NULL, 10) : 0;
 }
 
-/* --- of the process --- */
+/* --- limits of the process --- */
 
-/* `column` of /proc/self/statm, in pages, is what is used of it. */
+/* `column` of /proc/self/statm is the amount in use, in pages. */
 static void apply_rlimit(search *s, int resource, int column, const char *name) {
     struct rlimit limit;
     char text[256], *at = text;
@@ -61,7 +61,7 @@ static void apply_rlimit(search *s, int resource, int column, const char *name) 
         return;
     for (int i = 0; i <= column; i++)
         pages = strtoull(at, &at, 10);
-    /* and what malloc takes beside, to align large memory */
+    /* plus what malloc adds to align large blocks */
     const uint64_t used = pages * (uint64_t)sysconf(_SC_PAGESIZE) + 2 * BN_HUGE_PAGE;
     apply(s, (uint64_t)limit.rlim_cur, used, name);
 }
@@ -70,15 +70,15 @@ static void apply_rlimits(search *s) {
 #if defined(RLIMIT_AS)
     apply_rlimit(s, RLIMIT_AS, 0, "the limit on address space (RLIMIT_AS, ulimit -v)");
 #endif
-    if (s->use == BN_MEMORY_OWN) /* a file that is only read is no data */
+    if (s->use == BN_MEMORY_OWN) /* mapping a file read-only does not count as data */
         apply_rlimit(s, RLIMIT_DATA, 5, "the limit on data (RLIMIT_DATA, ulimit -d)");
 }
 
-/* --- of its groups --- */
+/* --- limits of its control groups --- */
 
 static void apply_group(const char *directory, int version, void *context) {
-    /* by version; of what is used, that which lies in files can be had back, and what the kernel
-     * remembers of them, which version 1 does not tell */
+    /* Indexed by version. Of the memory in use, page cache can be reclaimed, and so can slab, which
+     * version 1 does not report. */
     static const char *const limits[] = {"memory.limit_in_bytes", "memory.max"};
     static const char *const uses[] = {"memory.usage_in_bytes", "memory.current"};
     static const char *const given_back[][3] = {

@@ -20,7 +20,7 @@ size_t bn_pages_size(size_t size) {
     return (size + align - 1) / align * align;
 }
 
-/* A hint. */
+/* Only a hint to the kernel. */
 static void in_huge_pages(void *bytes, size_t size) {
 #if defined(MADV_HUGEPAGE)
     (void)madvise(bytes, size, MADV_HUGEPAGE);

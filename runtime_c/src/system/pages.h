@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * pages.h: memory for what is large, in huge pages where the system has them: fewer walks of the
- * page table, and no small pages that take each other's places in a cache.
+ * pages.h: large memory blocks, in huge pages where the system has them: fewer page-table walks,
+ * and no small pages that evict each other from a cache.
  */
 #ifndef BITNET_PAGES_H
 #define BITNET_PAGES_H
@@ -10,19 +10,21 @@
 
 enum { BN_HUGE_PAGE = 2 << 20 };
 
-/* What bn_pages_new makes of a size. */
+/* The size that bn_pages_new rounds `size` up to. */
 size_t bn_pages_size(size_t size);
 
-/* *size bytes, at most SIZE_MAX - BN_HUGE_PAGE, aligned to 64; *size is rounded up to what there
- * is. NULL: no memory. To be freed with free. */
+/* Allocates *size bytes, at most SIZE_MAX - BN_HUGE_PAGE, aligned to 64, and sets *size to the
+ * rounded size. NULL: out of memory. Release with free. */
 void *bn_pages_new(size_t *size);
 
-/* Bytes of 0, aligned as malloc's, which the system gives when they are written to: if `huge`, as
- * many at a time as a huge page has. NULL: no memory. To be given back with the same numbers. */
+/* Allocates zeroed bytes, aligned as by malloc, which the system commits when they are first
+ * written: if `huge`, a huge page at a time. NULL: out of memory. Release with bn_pages_free and
+ * the same size and `huge`. */
 void *bn_pages_grow(size_t size, int huge);
 void bn_pages_free(void *bytes, size_t size, int huge);
 
-/* Whole pages of them are the system's again until they are written to. */
+/* Returns the whole pages within these bytes to the system until they are written again; their
+ * contents are lost. */
 void bn_pages_drop(void *bytes, size_t size);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * share.h: the items that a thread has left of a run, in one word. It takes parts of them at the
- * front; threads that are done with theirs take parts at the back. So a core that is slower, or
- * gets less of the memory's bandwidth, or is not there at all because another program has it, costs
- * the run no more than a part. For threads.c alone.
+ * share.h: work stealing: the items that a thread has left in a run, in one word. The thread takes
+ * parts from the front; threads that have finished their own share steal parts from the back. So a
+ * core that is slower, gets less memory bandwidth, or is taken by another program delays the run by
+ * at most one part. For threads.c only.
  */
 #ifndef BITNET_SHARE_H
 #define BITNET_SHARE_H
@@ -18,13 +18,14 @@ static inline void bn_deal(bn_items *share, size_t first, size_t end) {
     atomic_store_explicit(share, first | (uint64_t)end << 32, memory_order_relaxed);
 }
 
-/* How much to take of what is left: ever less towards the end, so that all end together. */
+/* How many of the remaining items to take: fewer towards the end, so that all threads finish
+ * together. */
 static inline uint64_t bn_share_part(uint64_t left, size_t most) {
     const uint64_t part = (left + 3) / 4;
     return part < most ? part : most;
 }
 
-/* Take a part, at the front or at the back. Returns 0 when nothing is left. */
+/* Takes a part from the front or the back. Returns 0 if nothing is left. */
 static inline int bn_take(bn_items *items, int at_front, size_t most, size_t *first, size_t *end) {
     uint64_t share = atomic_load_explicit(items, memory_order_relaxed), rest;
     do {

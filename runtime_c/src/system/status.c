@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * status.c: the sentence for each status, its explanation, and the version.
+ * status.c: the text of each status, details of errors, and the version.
  */
 #include "status.h"
 
@@ -12,7 +12,7 @@ const char *bn_version(void) {
 }
 
 const char *bn_status_text(bn_status status) {
-    switch (status) { /* no default: the compiler names a status that was forgotten */
+    switch (status) { /* no default: the compiler warns about a missing status */
     case BN_OK:
         return "success";
     case BN_ERR_ARGUMENT:
@@ -50,14 +50,13 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_TOKEN:
         return "a token id outside the vocabulary";
     case BN_ERR_STATE:
-        return "called in the wrong order: no logits, embed after tokens of another call, or a "
-               "part "
-               "of a text that comes and goes whole";
+        return "called in the wrong order: no logits yet, embed after the tokens of another call, "
+               "or only a part of a text that must be given or removed as a whole";
     case BN_ERR_CANCELLED:
         return "the session was cancelled, and not rewound since, or the call was stopped";
     case BN_ERR_NUMERIC:
-        return "the logits, or the vectors or pixels given or what they lead to, are not finite "
-               "numbers, or every token is ruled out";
+        return "the logits, the given vectors or pixels, or values computed from them are not "
+               "finite numbers, or every token is ruled out";
     case BN_ERR_THREAD:
         return "a worker thread could not be started";
     case BN_ERR_NO_HEAD:
@@ -65,9 +64,8 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_NO_TABLE:
         return "the model has no embedding of tokens: it takes vectors in their place";
     case BN_ERR_MASK:
-        return "not with the model's mask: a bidirectional text has no next token, and only a "
-               "prefix "
-               "model takes a prefix";
+        return "not possible with the model's mask: a bidirectional text has no next token, and "
+               "only a prefix model takes a prefix";
     case BN_ERR_CACHE:
         return "the texts of the model leave no room in its cache: end one, or open the model with "
                "more cache_bytes";

@@ -7,7 +7,7 @@
 
 #include "bitnet_runtime.h"
 
-/* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
+/* Writes one line to detail (BN_DETAIL_SIZE bytes or NULL), truncated to fit; returns status. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif

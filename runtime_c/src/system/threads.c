@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * threads.c: the pool behind threads.h.
+ * threads.c: see threads.h.
  *
- * A run is two words: the caller bumps `epoch` and every worker starts; each worker that is done
- * takes one from `pending` and at zero the caller returns. Both sides first spin, since the next
- * event of a decode step is about a microsecond away, and sleep on the word when it is not
- * (wait.h).
+ * A run uses two words: the caller increments `epoch` and every worker starts; each worker that
+ * finishes decrements `pending`, and at zero the caller returns. Both sides spin first, since the
+ * next event of a decode step is about a microsecond away, and then sleep on the word (wait.h).
  *
- * The work is one more word for each thread: its share (share.h).
+ * The work itself is one more word per thread: its share (share.h).
  *
- * A worker joins an epoch by claiming it, and only who has joined looks at shares. The caller
- * claims for those who have not come by the time all shares are empty: a run does not wait for a
- * thread that is not running, and none may come late and take from the shares of the next run.
+ * A worker joins an epoch by claiming it, and only threads that have joined access shares. Once all
+ * shares are empty, the caller claims the epoch for workers that have not joined: a run does not
+ * wait for a thread that is not running, and a late thread cannot take from the shares of the next
+ * run.
  */
 #define _GNU_SOURCE /* syscall, pthread_setname_np */
 
@@ -32,10 +32,10 @@ enum { CACHE_LINE = 64, MAX_THREADS = 256 };
 
 typedef struct member {
     bn_pool *pool;
-    int32_t index; /* 0 is the caller, who needs no thread */
+    int32_t index; /* 0 is the caller, which needs no thread */
     pthread_t thread;
     alignas(CACHE_LINE)
-        atomic_uint claimed;            /* the latest epoch that it, or the caller for it, joined */
+        atomic_uint claimed; /* the latest epoch claimed, by the worker or by the caller for it */
     alignas(CACHE_LINE) bn_items share; /* items left */
 } member;
 
@@ -43,15 +43,15 @@ struct bn_pool {
     int32_t n_threads;
     int32_t n_started; /* workers to join; 0 in a forked child, which has none */
     int spin;
-    bn_task task; /* NULL tells the workers to leave */
+    bn_task task; /* NULL tells the workers to exit */
     void *context;
-    size_t most; /* items of a part */
-    /* bn_pool_lock: callers come in the order of their tickets. With a mutex, one that takes turn
-     * after turn would keep out those who sleep. */
+    size_t most; /* most items of a part */
+    /* bn_pool_lock admits callers in the order of their tickets. With a mutex, a caller that takes
+     * the lock again and again would starve those that sleep. */
     atomic_uint tickets, serving;
     bn_pool *next, *previous;
     bn_waiting waiting;
-    /* Each on a line of its own: a waiting thread reads it all the time. */
+    /* Each on its own cache line, because waiting threads poll it. */
     alignas(CACHE_LINE) atomic_uint epoch;
     alignas(CACHE_LINE) atomic_uint pending;
     alignas(CACHE_LINE) atomic_uint sleepers; /* workers asleep, or about to be, on epoch */
@@ -61,8 +61,9 @@ struct bn_pool {
 
 /* --- The two sides of a run ---
  *
- * Who sleeps first announces it, then looks at the word; who changes the word then looks for the
- * announcement. Both pairs are sequentially consistent, so one of the two sees the other. */
+ * A thread that goes to sleep first announces it, then checks the word; a thread that changes the
+ * word then checks for the announcement. Both pairs are sequentially consistent, so at least one of
+ * the two sees the other. */
 
 static unsigned await_epoch(bn_pool *pool, unsigned seen) {
     if (!pool->spin || !bn_spin_while(&pool->epoch, seen)) {
@@ -83,7 +84,7 @@ static void start_epoch(bn_pool *pool, bn_task task, void *context) {
         bn_wake(&pool->waiting, &pool->epoch, BN_EVERYONE);
 }
 
-/* Whoever asks first gets it. All earlier epochs are taken. */
+/* The first to claim the epoch for a member gets it. All earlier epochs have been claimed. */
 static int join_epoch(member *m, unsigned epoch) {
     unsigned before = epoch - 1;
     return atomic_compare_exchange_strong(&m->claimed, &before, epoch);
@@ -133,10 +134,10 @@ static void work(bn_pool *pool, int32_t thread) {
     }
 }
 
-/* As ps and debuggers show it: bitnet-1, bitnet-2, ... */
+/* The name that ps and debuggers show: bitnet-1, bitnet-2, ... */
 static void name_thread(int32_t index) {
 #if defined(__linux__)
-    char name[16]; /* what Linux allows */
+    char name[16]; /* the limit of Linux */
     snprintf(name, sizeof name, "bitnet-%d", (int)index);
     pthread_setname_np(pthread_self(), name);
 #else
@@ -149,7 +150,7 @@ static void *worker_main(void *argument) {
     bn_pool *pool = self->pool;
     unsigned seen = 0;
     name_thread(self->index);
-    bn_floats_standard(); /* a thread begins with what its maker had */
+    bn_floats_standard(); /* a new thread inherits its creator's environment */
     for (;;) {
         seen = await_epoch(pool, seen);
         if (!join_epoch(self, seen))
@@ -179,8 +180,8 @@ void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *c
 
 /* --- fork ---
  *
- * A child has the memory of the pools but none of their threads, and a turn may be that of a
- * thread that is not there. So the process knows its pools, and a child mends them. */
+ * A child has the memory of the pools but none of their threads, and a lock may be held by a thread
+ * that does not exist in it. So the process keeps a list of its pools, and a child resets them. */
 
 static void init_locks(bn_pool *pool) {
     atomic_init(&pool->tickets, 0);
@@ -233,10 +234,10 @@ static void unregister_pool(bn_pool *pool) {
     pthread_mutex_unlock(&pools_lock);
 }
 
-/* --- Life --- */
+/* --- Creation, destruction, locking --- */
 
-/* Workers take no signals, so that Ctrl-C reaches the program's own threads; but for faults,
- * which belong to the thread that makes them. */
+/* Workers block signals, so that Ctrl-C reaches the program's own threads; except faults, which are
+ * delivered to the thread that causes them. */
 static int start_worker(member *self) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     sigset_t blocked, before;

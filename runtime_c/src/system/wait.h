@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * wait.h: waiting for a word to change: spinning, and sleeping on a futex or, elsewhere, on a
- * condition variable. For threads.c alone.
+ * condition variable. For threads.c only.
  */
 #ifndef BITNET_WAIT_H
 #define BITNET_WAIT_H
@@ -63,7 +63,7 @@ static inline int64_t bn_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Returns 1 when *word stopped being `old` within the time worth spinning. */
+/* Spins for at most about BN_SPIN_NS while *word is `old`. Returns 1 if it changed. */
 static inline int bn_spin_while(const atomic_uint *word, unsigned old) {
     const int64_t start = bn_now_ns();
     do {
@@ -76,11 +76,11 @@ static inline int bn_spin_while(const atomic_uint *word, unsigned old) {
     return 0;
 }
 
-/* Sleepers are in 32 groups, one a bit, so that not all need be woken. */
+/* Sleepers are in 32 groups, one per bit, so that not all have to be woken. */
 #define BN_EVERYONE UINT32_MAX
 
-/* Sleep unless *word is no longer `old`, until one of these groups is woken. May return early: the
- * caller looks again. */
+/* Sleeps, if *word is `old`, until one of these groups is woken. May return early: the caller
+ * checks the word again. */
 static inline void bn_sleep_while(bn_waiting *w, atomic_uint *word, unsigned old, uint32_t groups) {
 #ifdef BN_FUTEX
     (void)w;
