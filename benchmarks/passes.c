@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * passes.c: passes of a model, and between them a look at the limits of the machine, every few
- * milliseconds: on a shared machine both move together. Started by passes.py.
+ * passes.c: times passes of a model and, between them, the limits of the machine, every few
+ * milliseconds: on a shared machine both vary together. Started by passes.py.
  *
  *     passes MODEL KIND COUNT SECONDS THREADS BATCH KV_TYPE
  *
- * KIND and what is counted: decode TOKENS one after another, from an empty context; prefill TOKENS
- * of one prompt; embed TEXTS of 128 tokens each, together; images IMAGES to vectors, one of each
- * patch; answer TOKENS to the first token behind an image and a prompt of so many.
+ * KIND, and what COUNT is: decode: tokens, one after another, from an empty context; prefill:
+ * tokens of a prompt; embed: texts of 128 tokens each, in a batch; images: images to encode, a
+ * vector per patch; answer: tokens of a prompt after an image, up to the first token of the answer.
  *
- * Prints what the model is, then of each pass its seconds, gigabytes read and int8 multiply-adds
- * (1e9) a second beside it.
+ * Prints a line about the model, then for each pass its seconds, and the GB/s read and 1e9 int8
+ * multiply-adds per second measured right after it.
  */
 #define _GNU_SOURCE /* clock_gettime, posix_memalign */
 
@@ -25,12 +25,12 @@
 
 enum { TEXT = 128, LOOK = 32 << 20, LOOKS = 40, BURST = 4000 };
 
-static const size_t BUFFER = (size_t)LOOKS * LOOK; /* too much for a cache */
+static const size_t BUFFER = (size_t)LOOKS * LOOK; /* too large for a cache */
 
 typedef struct bench {
     bn_model *model;
     bn_model_info info;
-    bn_image_info images; /* 0 of a model that sees none */
+    bn_image_info images; /* all 0 if the model does not take images */
     bn_session **sessions;
     int32_t n, n_sessions, n_ctx; /* tokens or texts of a pass; tokens of a session */
     int32_t *tokens;              /* [n_ctx] */
@@ -94,7 +94,7 @@ static void images(bench *b) {
     see(b, b->n);
 }
 
-/* Behind the vectors of an image the prompt, which is part of the prefix. */
+/* The vectors of an image, then the prompt, which is part of the prefix. */
 static void answer(bench *b) {
     const int32_t n = (int32_t)b->images.n_tokens;
     int32_t token;
@@ -115,7 +115,7 @@ static const struct {
              {"answer", answer}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-/* Room for n images. */
+/* Allocates and fills n images, and room for their vectors. */
 static void draw_images(bench *b, size_t n) {
     const size_t side = b->images.image_size, pixels = n * b->images.channels * side * side;
     b->pixels = some(pixels, sizeof *b->pixels);
@@ -172,13 +172,13 @@ static void run(bench *b, void (*pass)(bench *), double seconds, bn_pool *pool,
     bn_kernels kernels;
     size_t at = 0;
     bn_kernels_select(&kernels, b->info.isa);
-    pass(b); /* the file is in memory, and its pages are mapped */
+    pass(b); /* loads the file into memory and maps its pages */
     for (const double end = now() + seconds; now() < end; at = (at + LOOK) % BUFFER) {
         const double begin = now();
         pass(b);
         const double took = now() - begin;
         const double read = bn_read_rate(pool, buffer + at, LOOK);
-        bn_int8_rate(&kernels, pool, BURST / 10); /* its threads wake up */
+        bn_int8_rate(&kernels, pool, BURST / 10); /* wakes its threads */
         printf("%.9f %.4f %.3f\n", took, 1e-9 * read, 1e-9 * bn_int8_rate(&kernels, pool, BURST));
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_kernels.c: every kernel of every tier this machine runs, held to its scalar twin bit for
- * bit, and timed on request.
+ * check_kernels.c: compares every kernel of every tier that this machine runs with its scalar
+ * counterpart, bit for bit, and times it on request.
  *
  *     check_kernels [--seed N] [--cases N] [--isa NAME] [--bench]
  */
@@ -20,7 +20,7 @@
 #include <signal.h>
 #include <time.h>
 
-/* In the order of each topic's table; attention has a row of two for each type of cache. */
+/* In the order of each topic's table; attention has two kernels for each cache type. */
 static const kernel_test product_tests[] = {
     {"ternary_matmul", check_ternary, time_ternary},
     {"ternary_scaled", check_scaled, NULL},
@@ -66,11 +66,11 @@ static const struct {
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* A new entry of a table must come with a test; the limits of lookup need none. */
+/* A new entry of a table must come with a test; the three limits of lookup need none. */
 _Static_assert(sizeof(bn_product_kernels) == (COUNT(product_tests) + 3) * sizeof(void *), "");
 _Static_assert(sizeof(bn_vector_kernels) == COUNT(vector_tests) * sizeof(void *), "");
 _Static_assert(sizeof(bn_byte_kernels) == COUNT(byte_tests) * sizeof(void *), "");
-/* Together with pv: weigh. */
+/* weigh is tested together with pv. */
 _Static_assert(sizeof(bn_attention_kernels) == (COUNT(attention_tests) + 1) * sizeof(void *), "");
 _Static_assert(sizeof(bn_kernels) ==
                    sizeof(void *) + sizeof(bn_product_kernels) + sizeof(bn_vector_kernels) +
@@ -94,7 +94,7 @@ typedef struct run {
     int n; /* kernels so far */
 } run;
 
-/* What the next kernel starts from. */
+/* State of the test of the next kernel. */
 static test begin(run *r, const char *name) {
     const uint64_t first = r->seed + (uint64_t)r->n++;
     snprintf(running, sizeof running, "%s of %s (--seed %" PRIu64 ")", name, r->tier->isa, r->seed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * bench.h: what a kernel does in a second on one thread, beside what the machine could do at best
- * and what scalar code does.
+ * bench.h: speed of a kernel on one thread, compared with the limits of the machine and with scalar
+ * code.
  */
 #ifndef BITNET_TESTS_BENCH_H
 #define BITNET_TESTS_BENCH_H
@@ -18,7 +18,7 @@ typedef struct bench {
     int8_t *q;
     int32_t *acc;
     void *scratch;
-    size_t rows, cols, tokens, at; /* of the call; where in the weights it is */
+    size_t rows, cols, tokens, at; /* of the call; offset of its weights */
     int32_t type;                  /* bn_kv_type */
 } bench;
 
@@ -26,7 +26,7 @@ enum { BENCH_BYTES = 1 << 28, BENCH_FLOATS = 1 << 19, BENCH_PANELS = 8 };
 
 static double seconds(void) {
     struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what others run does not count */
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* not the time of other processes */
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -52,7 +52,7 @@ static double time_call(void (*call)(bench *), bench *b, double span) {
     return run[2];
 }
 
-/* The next `bytes` of the weights, as far as they are not in a cache. */
+/* The next `bytes` of the weights, which cycle through more than any cache holds. */
 static const void *next_weights(bench *b, size_t bytes) {
     if (b->at + bytes > BENCH_BYTES)
         b->at = 0;
@@ -61,7 +61,8 @@ static const void *next_weights(bench *b, size_t bytes) {
     return weights;
 }
 
-/* `work` multiply-adds (or elements) and `bytes` of weights (or of input) in one call. */
+/* Times a kernel and prints a line. One call has `work` multiply-adds (or elements) and reads
+ * `bytes` of weights (or of input). */
 static void bench_line(bench *b, const char *name, void (*call)(bench *), double work,
                        double bytes) {
     const bn_kernels *tier = b->k;
@@ -74,7 +75,7 @@ static void bench_line(bench *b, const char *name, void (*call)(bench *), double
            slow / fast);
 }
 
-/* The residual stream; bytes: read of each element. */
+/* A vector of the residual stream's width; bytes: read per element. */
 static void time_vector(bench *b, const char *name, void (*call)(bench *), double bytes) {
     b->rows = b->tokens = 1, b->cols = 2560;
     bench_line(b, name, call, (double)b->cols, bytes * (double)b->cols);
@@ -92,7 +93,8 @@ static bench bench_new(const bn_kernels *tier, const bn_kernels *scalar) {
     CHECK(b.weights && b.x && b.y && b.q && b.acc && b.scratch);
     memset(b.scratch, 0, bn_lookup_bytes(2560));
     uint64_t random = 1;
-    for (size_t i = 0; i < BENCH_BYTES; i++) { /* codes 0, 1, 2, and finite as halves */
+    for (size_t i = 0; i < BENCH_BYTES;
+         i++) { /* codes 0, 1, 2 only, which are also finite halves */
         random = random * 6364136223846793005u + 1442695040888963407u;
         const uint8_t byte = (uint8_t)(random >> 56);
         b.weights[i] = (uint8_t)(byte - (byte & byte >> 1 & 0x55));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_attention.h: both kernels of every type of cache.
+ * check_attention.h: the attention kernels of every cache type.
  */
 #ifndef BITNET_TESTS_CHECK_ATTENTION_H
 #define BITNET_TESTS_CHECK_ATTENTION_H
@@ -8,7 +8,7 @@
 #include "kv.h"
 #include "test.h"
 
-/* n random numbers of a type. */
+/* n random elements of a type. */
 typedef const void *numbers_fn(test *t, size_t n, int kind);
 
 static const void *numbers_f16(test *t, size_t n, int kind) {
@@ -19,7 +19,7 @@ static const void *numbers_f32(test *t, size_t n, int kind) {
     return floats(t, n, kind);
 }
 
-/* Codes, at times all at one end of their range. */
+/* int8 codes, sometimes all at one end of their range. */
 static const void *numbers_int8(test *t, size_t n, int kind) {
     int8_t *c = buffer(t, n);
     const int end = (int)below(t, 4);
@@ -29,7 +29,7 @@ static const void *numbers_int8(test *t, size_t n, int kind) {
     return c;
 }
 
-/* Two codes in a byte, likewise. */
+/* The same for 4-bit codes, two per byte. */
 static const void *numbers_nibbles(test *t, size_t n, int kind) {
     uint8_t *c = buffer(t, n / 2);
     const int end = (int)below(t, 4);
@@ -48,7 +48,7 @@ static numbers_fn *const values_of[BN_KV_TYPES] = {[BN_KV_F16] = numbers_f16,
                                                    [BN_KV_INT8] = numbers_int8,
                                                    [BN_KV_K4V8] = numbers_int8};
 
-/* Tiles of keys, with their scales, of any kind, among them. */
+/* Tiles of keys, including their scales, which are floats of the given kind. */
 static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, int kind) {
     const bn_kv *kv = &bn_kv_types[type];
     const size_t words = bn_kv_words(kv, E), every = kv->scaled ? kv->scaled / kv->dims + 1 : 0;
@@ -65,10 +65,9 @@ static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, in
     return k;
 }
 
-enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a usual head */
+enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a typical head */
 
-/* Up to four queries that share a KV head, and as many as of a prompt; bytes: of a key or a value.
- */
+/* Up to four queries that share a KV head, and 32 as in a prompt; bytes: of a key or a value. */
 static void time_keys(bench *b, const char *what, void (*call)(bench *), size_t bytes) {
     char name[32];
     snprintf(name, sizeof name, "%s_%s", what, bn_kv_name(b->type));
@@ -127,7 +126,7 @@ static void time_qk(bench *b) {
 
 /* --- pv --- */
 
-/* Weights of a type whose values are integers, on the way into a cache. */
+/* weigh, and pv of a type with quantized values. */
 static void check_weighed(test *t, int32_t type, const char *what) {
     const size_t n_q = size_to(t, 20), E = size_to(t, 160), keys = BN_LANES * size_to(t, 16);
     const size_t stride = 2 * keys + 4 * below(t, 5), n_out = n_q * E;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_choosing.h: what finds the next token among logits.
+ * check_choosing.h: kernels that choose the next token from logits.
  */
 #ifndef BITNET_TESTS_CHECK_CHOOSING_H
 #define BITNET_TESTS_CHECK_CHOOSING_H
@@ -125,7 +125,7 @@ static void check_noise(test *t) {
     const size_t n = size_to(t, 300);
     const uint64_t seed = check_random(&t->random);
     const uint32_t position = (uint32_t)check_random(&t->random);
-    uint32_t *tokens = buffer(t, n * sizeof *tokens); /* in a row, or any */
+    uint32_t *tokens = buffer(t, n * sizeof *tokens); /* consecutive, or random */
     tokens[0] = (uint32_t)check_random(&t->random);
     for (size_t i = 1; i < n; i++)
         tokens[i] = below(t, 4) ? tokens[i - 1] + 1 : (uint32_t)check_random(&t->random);

@@ -15,7 +15,7 @@ static int8_t *activations_of(test *t, size_t n, size_t padded, int largest) {
     return q;
 }
 
-/* Lines with codes as a file may hold them, of the largest or any, and a list in any order. */
+/* Lines with codes that a file may hold, all the largest or random, and a list in random order. */
 static bn_lines random_lines(test *t, size_t codes, size_t n, int largest) {
     const size_t lines = size_to(t, 200);
     bn_lines m = {
@@ -33,7 +33,7 @@ static bn_lines random_lines(test *t, size_t codes, size_t n, int largest) {
     return m;
 }
 
-/* By the words of FORMAT.md: byte i % 16 of unit i / 64, field i % 64 / 16. */
+/* As FORMAT.md defines it: byte i % 16 of unit i / 64, field i % 64 / 16. */
 static int32_t code_of(const bn_lines *m, size_t entry, size_t i) {
     const uint8_t byte = m->lines[m->list[entry] * m->line_bytes + i / 64 * 16 + i % 16];
     return byte >> i % 64 / 16 * 2 & 3;
@@ -62,7 +62,7 @@ static void check_column_lines(test *t) {
     bn_lines m = random_lines(t, 256 * size_to(t, 3), n, largest);
     m.q = activations_of(t, n, n, largest);
     int32_t *sum[2];
-    for (int i = 0; i < 2; i++) { /* added to what is there */
+    for (int i = 0; i < 2; i++) { /* adds to acc */
         m.acc = sum[i] = buffer(t, m.codes * sizeof(int32_t));
         for (size_t r = 0; r < m.codes; r++)
             m.acc[r] = 1000 - (int32_t)r;
@@ -77,7 +77,7 @@ static void check_column_lines(test *t) {
     done(t, "ternary_columns");
 }
 
-/* One line of five, unevenly, of the next b->rows lines. */
+/* One in five of the next b->rows lines, unevenly spaced. */
 static bn_lines next_lines(bench *b, uint32_t list[2048]) {
     size_t n = 0;
     for (; 5 * (n + 1) <= b->rows; n++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_products.h: ternary matrices, in tiles.
+ * check_products.h: products of ternary matrices stored as tiles.
  */
 #ifndef BITNET_TESTS_CHECK_PRODUCTS_H
 #define BITNET_TESTS_CHECK_PRODUCTS_H
@@ -17,11 +17,10 @@ typedef struct problem {
 
 enum { RANDOM, ALL_LARGEST, ALL_SMALLEST, ALTERNATING, DAMAGED, MATMUL_KINDS };
 
-/* Weight byte and activation that push a sum to one side, or anything. */
+/* Weight byte and activation of a kind: random, or such that they drive sums to an extreme. */
 static uint8_t weight_byte(test *t, int op, int kind) {
     uint8_t byte = (uint8_t)check_random(&t->random);
-    if (op == TRIT ||
-        op == SKETCH) /* all bytes have a value; 0xff is five codes of 2 or four of 3 */
+    if (op == TRIT || op == SKETCH) /* all bytes are valid; 0xff is five codes of 2 or four of 3 */
         return kind == RANDOM || kind == DAMAGED ? byte : 0xff;
     if (kind == DAMAGED)
         return byte;
@@ -37,7 +36,7 @@ static int8_t activation(test *t, int kind, size_t k) {
         return 127;
     case ALL_SMALLEST:
         return -127;
-    case ALTERNATING: /* whole chunks up, then down */
+    case ALTERNATING: /* alternating chunks of extremes */
         return k / 64 % 2 ? -127 : 127;
     default:
         return (int8_t)((int)below(t, 255) - 127);
@@ -47,7 +46,8 @@ static int8_t activation(test *t, int kind, size_t k) {
 static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     const size_t tile_k = op == TRIT ? BN_TRIT_TILE_K : BN_TERNARY_TILE_K;
     problem p = {.op = op};
-    const int many = below(t, 8) == 0; /* tokens: trits are taken apart first, AMX has groups */
+    const int many =
+        below(t, 8) == 0; /* tokens: trits are repacked first, AMX uses several blocks */
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, many && most_tiles > 300 ? 300 : most_tiles);
     m->panels = size_to(t, many && (op == TERNARY || op == SKETCH) ? 4 : 9);
@@ -80,7 +80,8 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
     if (p->op == LOOKUP) {
         const size_t bytes = bn_lookup_bytes(m.panels * BN_PANEL);
         void *scratch = memset(buffer(t, bytes), 0, bytes);
-        for (int twice = 0; twice < 2; twice++) /* what the first leaves must not matter */
+        for (int twice = 0; twice < 2;
+             twice++) /* what the first call leaves in scratch must not matter */
             kernels->products.ternary_lookup(&m, scratch);
     } else {
         (p->op == TERNARY  ? kernels->products.ternary_matmul
@@ -96,7 +97,7 @@ static void check_matmul(test *t, int op, const char *what) {
     const problem p = random_problem(t, op, kind, below(t, 8) ? 40 : large);
     const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
     if (kind != DAMAGED || op == TRIT ||
-        op == SKETCH) /* codes no file may hold count as anything, but must not fault */
+        op == SKETCH) /* invalid codes may give any result, but must not fault */
         same_bytes(t, found, expected, p.acc_bytes, what);
     done(t, what);
 }
@@ -106,7 +107,7 @@ static const size_t timed_tokens[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 128};
 
 enum { N_TIMED = sizeof timed_tokens / sizeof *timed_tokens };
 
-/* Each shape of the matrices above; bytes: of a weight. */
+/* Each of the shapes above; bytes: per weight. */
 static void time_shapes(bench *b, const char *name, void (*call)(bench *), double bytes) {
     for (size_t c = 0; c < 2; c++)
         for (size_t t = 0; t < N_TIMED; t++) {
@@ -117,7 +118,8 @@ static void time_shapes(bench *b, const char *name, void (*call)(bench *), doubl
         }
 }
 
-/* `rows` rows of a matrix that does not fit in a cache, as linear.c and lookup.c call them. */
+/* A product of the next `rows` rows of a matrix that no cache holds, as called by linear.c and
+ * lookup.c. */
 static bn_matmul next_matmul(bench *b, size_t rows, size_t tile_k) {
     const size_t k_tiles = (b->cols + tile_k - 1) / tile_k, panels = rows / BN_PANEL;
     return (bn_matmul){.acc = b->acc,
@@ -207,7 +209,8 @@ static void time_lookup(bench *b) {
 
 /* --- trit_matmul --- */
 
-/* Every code of five trits, one column at a time: the digits of its number in base 3. */
+/* Every byte of five trits, one column at a time: the codes are the digits of its number in base
+ * 3. */
 static void check_trit_codes(test *t) {
     enum { CODES = 243, TOKENS = BN_TRIT_TILE_K };
     const bn_matmul m = {.acc = buffer(t, TOKENS * CODES * BN_PANEL * sizeof *m.acc),
@@ -250,7 +253,7 @@ static void time_trit(bench *b) {
 
 /* --- ternary_grouped --- */
 
-/* Also against the rule of kernels.h written down from the codes, one product at a time. */
+/* One output by the rule of products.h, directly from the codes, one product at a time. */
 static float grouped_value(const test *t, const bn_grouped *m, size_t token, size_t row) {
     const size_t n_groups = (m->k_tiles + 7) / 8;
     const uint8_t *panel = m->tiles + row / 16 * m->k_tiles * 64;
@@ -270,7 +273,7 @@ static float grouped_value(const test *t, const bn_grouped *m, size_t token, siz
 }
 
 static void check_grouped(test *t) {
-    const int kind = (int)below(t, MATMUL_KINDS - 1); /* weights as a file may hold them */
+    const int kind = (int)below(t, MATMUL_KINDS - 1); /* only weights that a file may hold */
     bn_grouped m = {.panels = size_to(t, 5),
                     .k_tiles = size_to(t, 130),
                     .tokens = size_to(t, below(t, 8) ? 80 : 300)};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_rows.h: matrices of int8 and of floats, row by row, and the limit of all products.
+ * check_rows.h: products of int8 and float matrices stored by rows, and the peak rate.
  */
 #ifndef BITNET_TESTS_CHECK_ROWS_H
 #define BITNET_TESTS_CHECK_ROWS_H
 
-#include "check_products.h" /* activations that push a sum to one side */
+#include "check_products.h" /* activations that drive sums to an extreme */
 
 /* --- int8_rows --- */
 
@@ -30,7 +30,7 @@ static void check_int8_rows(test *t) {
         for (size_t j = 0; j < m.row_bytes; j++)
             sums[i] += q[i * m.q_stride + j] = activation(t, kind, j);
     m.codes = codes, m.q = q, m.q_sums = sums;
-    if (listed) { /* some rows, maybe one twice, and one token */
+    if (listed) { /* some rows, possibly repeated, and one token */
         uint32_t *list = buffer(t, listed * sizeof *list);
         for (size_t i = 0; i < listed; i++)
             list[i] = (uint32_t)below(t, m.rows);
@@ -45,7 +45,7 @@ static void check_int8_rows(test *t) {
         (i ? t->scalar : t->tier)->products.int8_rows(&m);
     }
     same_bytes(t, acc[0], acc[1], bytes, "int8_rows");
-    codes[below(t, all)] = -128; /* no file may hold it; it must not fault */
+    codes[below(t, all)] = -128; /* not valid in a file, but must not fault */
     m.acc = acc[0];
     t->tier->products.int8_rows(&m);
     done(t, "int8_rows");
@@ -59,7 +59,7 @@ static void call_int8(bench *b) {
                                              .rows = b->rows,
                                              .q = b->q,
                                              .q_stride = bn_q_row(b->cols),
-                                             .q_sums = b->acc, /* any numbers */
+                                             .q_sums = b->acc, /* any values */
                                              .tokens = b->tokens});
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_vectors.h: what is done to a vector of floats.
+ * check_vectors.h: kernels on vectors of floats.
  */
 #ifndef BITNET_TESTS_CHECK_VECTORS_H
 #define BITNET_TESTS_CHECK_VECTORS_H
@@ -30,7 +30,7 @@ static void check_scale_sums(test *t) {
         memcpy(y[i], before, all * sizeof(float));
         (i ? t->scalar : t->tier)->vectors.scale_sums(&a);
     }
-    same_floats(t, y[0], y[1], all, "scale_sums"); /* between tokens, too */
+    same_floats(t, y[0], y[1], all, "scale_sums"); /* including the gaps between tokens */
     done(t, "scale_sums");
 }
 
@@ -161,7 +161,7 @@ static void call_norm(bench *b, bn_normalize *normalize, const float *bias) {
                             .eps = 1e-5f});
 }
 
-/* Of one row, and of several. */
+/* One row, and several. */
 static void time_norm(bench *b, const char *name, void (*call)(bench *), double bytes) {
     time_vector(b, name, call, bytes);
     b->tokens = 8, b->cols = 768;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * test.h: what the tests of kernels share. A check makes random inputs, runs a kernel and its
- * scalar twin on them, and compares every byte of the two poisoned outputs, the gaps between rows
- * included. Beside it stands how the kernel is timed, on the shapes of a model.
+ * test.h: shared by the tests of kernels. A check creates random inputs, runs a kernel and its
+ * scalar counterpart on them, and compares every byte of the two poisoned outputs, including the
+ * gaps between rows. Next to each check is a function that times the kernel on the shapes of a
+ * model.
  */
 #ifndef BITNET_TESTS_TEST_H
 #define BITNET_TESTS_TEST_H
@@ -18,7 +19,8 @@ typedef struct test {
     guard guard;
 } test;
 
-/* One kernel: a random case, and its timing, which may be left to another's. */
+/* One kernel: checks a random case, and times the kernel. time is NULL if another kernel's covers
+ * it. */
 typedef struct kernel_test {
     const char *name;
     void (*check)(test *t);
@@ -29,7 +31,7 @@ static size_t below(test *t, size_t n) {
     return check_below(&t->random, n);
 }
 
-/* 1 to n, small sizes as often as large ones. */
+/* 1 to n, favoring small sizes. */
 static size_t size_to(test *t, size_t n) {
     return 1 + below(t, 1 + below(t, n));
 }
@@ -38,7 +40,7 @@ static void *buffer(test *t, size_t bytes) {
     return guard_new(&t->guard, bytes, &t->random);
 }
 
-/* Floats of one of four kinds: ordinary, of all magnitudes, with infinities, with NaN. */
+/* Kinds of floats: ordinary, of all magnitudes, with infinities, with infinities and NaN. */
 enum { ORDINARY, WIDE, INFINITE, ANYTHING, FLOAT_KINDS };
 
 static float random_float(test *t, int kind) {
@@ -66,7 +68,7 @@ static float *floats(test *t, size_t n, int kind) {
     return x;
 }
 
-/* From -range / 2 on. */
+/* In [-range / 2, range / 2). */
 static int32_t *integers(test *t, size_t n, uint32_t range) {
     int32_t *x = buffer(t, n * sizeof *x);
     for (size_t i = 0; i < n; i++)
@@ -87,7 +89,8 @@ static uint16_t *halves(test *t, size_t n, int kind) {
     return x;
 }
 
-/* Which NaN comes out when two meet is up to the instruction; that one comes out is not. */
+/* Makes all NaN the same: which NaN results from two is up to the instruction, but the result must
+ * be NaN. */
 static void one_nan(float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (isnan(x[i]))
