@@ -1,15 +1,15 @@
 # From a clean clone, with Python >= 3.11, a C compiler and make:
 #
 #   make demo      train a small model, export and verify it, generate text
-#   make vision    train two models on pictures, export and verify them, ask them about others
+#   make vision    train two models on pictures, export and verify them, try them on new pictures
 #   make test      the C tests and the Python tests
 #   make lint      formatting, lint and types          make format   rewrite the formatting
-#   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
-#   make clients   programs of others, and random requests, against the server
-#   make ray       the examples for many machines      make bench    measure at 2B scale
-#   make versus    trainers of others, to compare      make clean    back to a clean clone
+#   make sanitize  tests under ASan and UBSan          make coverage coverage of the parsers
+#   make clients   third-party clients, and random requests, against the server
+#   make ray       the examples for many machines      make bench    measure the speed at 2B scale
+#   make versus    other trainers, for comparison      make clean    back to a clean clone
 #
-# Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
+# Everything is created in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
@@ -23,7 +23,7 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
-.NOTPARALLEL: # one pip at a time; builds inside take all cores
+.NOTPARALLEL: # one pip at a time; its builds use all cores
 
 .PHONY: help demo vision test clients ray versus lint format sanitize coverage bench clean
 
@@ -37,7 +37,8 @@ demo: .venv/demo
 	$(BIN)/bitnet export build/demo/run build/demo/model.bitnet
 	$(BIN)/python python_bindings/examples/demo.py build/demo/model.bitnet
 
-# Pictures that the project draws itself. Those unseen have combinations that no other has. Minutes: of both trainings.
+# Pictures drawn by the project itself; the unseen ones have combinations that training lacks.
+# LOOKING and ANSWERING: minutes of the two trainings.
 LOOKING ?= 2.25
 ANSWERING ?= 6
 PICTURES := build/vision/pictures
@@ -90,10 +91,10 @@ ray: .venv/tools build/ray/installed
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
 
-# The Python module is built a second time, instrumented, and found before the installed one
-# because -S leaves .pth files alone. The tests that hand it damaged files run on it.
+# Builds an instrumented copy of the Python module, which is found before the installed one because -S
+# ignores .pth files, and runs the tests that give it damaged files.
 SANITIZED := build/sanitize/python
-SETTING := --config-settings=# -C is short for it since pip 23.1, and Debian 12 has 23.0
+SETTING := --config-settings=# its short form -C needs pip 23.1, and Debian 12 has 23.0
 sanitize: .venv/test
 	rm -rf $(SANITIZED)
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
@@ -105,13 +106,13 @@ sanitize: .venv/test
 	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime*.py
 
 build/clients/installed: tests/clients.txt
-	@echo 'Installing programs that talk to the server, apart from .venv: 0.6 GB ...'
+	@echo 'Installing clients for the server, outside .venv: 0.6 GB ...'
 	@"$(PYTHON)" -m venv build/clients
 	@build/clients/bin/python -m pip install --disable-pip-version-check -qq -r tests/clients.txt
 	@touch $@
 
 build/ray/installed: pyproject.toml constraints.txt | .venv/tools
-	@echo 'Installing Ray, apart from .venv: 0.8 GB ...'
+	@echo 'Installing Ray, outside .venv: 0.8 GB ...'
 	@"$(PYTHON)" -m venv build/ray
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/ray .
 	@build/ray/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt \
@@ -121,7 +122,7 @@ build/ray/installed: pyproject.toml constraints.txt | .venv/tools
 # For benchmarks/versus_trainers.py.
 versus: build/versus/bin/python
 build/versus/bin/python:
-	@echo 'Installing trainers of others, apart from .venv: 1 GB ...'
+	@echo 'Installing other trainers, outside .venv: 1 GB ...'
 	@"$(PYTHON)" -m venv build/versus
 	@build/versus/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt \
 	    torch transformers accelerate datasets torchao==0.18.0 || { rm -rf build/versus; exit 1; }
@@ -130,7 +131,7 @@ clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- the environment, brought up to date when a source or the list of packages changes ----
+# ---- the environment, updated when a source or the list of packages changes ----
 
 # Programs of an environment name its place, so in a clone that was moved none starts, and in a copy that of the other.
 MOVED := $(shell [ -L .venv ] || [ ! -e .venv/made ] || grep -qsF " $$(pwd -P)/.venv" .venv/pyvenv.cfg || echo moved)
@@ -151,8 +152,8 @@ moved:
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@touch $@
 
-# Our own module is built with the tools of .venv, so that building again compiles only what changed.
-# Everything else is built, if at all, as its author says. Each file marks what is installed.
+# Our own module is built with the tools in .venv, so that rebuilding compiles only what changed.
+# Everything else is built, if at all, as its author specifies. Each file marks a completed step.
 .venv/tools: .venv/made constraints.txt
 	@echo 'Setting up .venv ...'
 	@$(PIP) install -c constraints.txt scikit-build-core cffi cmake ninja
@@ -164,17 +165,18 @@ moved:
 	@$(PIP) install -c constraints.txt bitnet-edge
 	@touch $@
 
-# On Linux x86-64 pip takes the PyTorch with CUDA, unless it is told of another.
+# On Linux x86-64 pip installs PyTorch with CUDA by default.
 PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; docs/install.md says how to \
              need a tenth: see "Less to download"),0.3 GB)
 
-# The project is there already: this adds what an extra of pyproject.toml asks for, not each time that a source changes.
+# The project itself is installed already: this adds the packages of an extra in pyproject.toml, and
+# does not run again when a source changes.
 .venv/demo: pyproject.toml constraints.txt | .venv/engine
 	@echo 'Installing PyTorch and what training needs: $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[train]'
 	@touch $@
 
 .venv/test: pyproject.toml constraints.txt | .venv/engine
-	@echo 'Installing what the tests need: 0.3 GB, and if it is not there yet PyTorch, $(PYTORCH) ...'
+	@echo 'Installing what the tests need: 0.3 GB, plus PyTorch if it is missing, $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[dev]'
 	@touch $@
