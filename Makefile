@@ -91,8 +91,8 @@ ray: .venv/tools build/ray/installed
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
 
-# Builds an instrumented copy of the Python module, which is found before the installed one because -S
-# ignores .pth files, and runs the tests that give it damaged files.
+# Builds an instrumented copy of the Python module, which is found before the installed one because
+# -S ignores .pth files, and runs the tests that give it damaged files.
 SANITIZED := build/sanitize/python
 SETTING := --config-settings=# its short form -C needs pip 23.1, and Debian 12 has 23.0
 sanitize: .venv/test
