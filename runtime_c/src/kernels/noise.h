@@ -16,11 +16,12 @@
 #define BN_PHILOX_K1 0xBB67AE85u
 void bn_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 
-/* Generator of the noise of all tokens at a position; caches the last block of words. */
+/* Generator of the noise of all tokens at a position; caches the words of the last pair of
+ * tokens. */
 typedef struct bn_noise {
     uint64_t seed;
     uint32_t position;
-    uint32_t pair; /* token id / 2 that words belong to */
+    uint32_t pair; /* token id / 2 of the cached words */
     uint32_t words[4];
 } bn_noise;
 

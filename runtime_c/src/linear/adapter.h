@@ -4,9 +4,9 @@
  *
  *     y += outᵀ · (in · q)        q: the quantized input
  *
- * Each row uses the adapter of its text, or none, so texts with different adapters share a pass. in
- * · q is an exact sum, and outᵀ · t has the order of int8_add_rows (kernels/products.h): results do
- * not depend on which rows are batched or how they are split among threads.
+ * Each row uses the adapter of its text, or none, so texts with different adapters share a pass.
+ * in · q is an exact sum, and outᵀ · t has the order of int8_add_rows (kernels/products.h): results
+ * do not depend on which rows are batched or how they are split among threads.
  */
 #ifndef BITNET_ADAPTER_H
 #define BITNET_ADAPTER_H

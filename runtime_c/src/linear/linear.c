@@ -80,8 +80,7 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
         run_panels(&j, 0, 0, items);
     else
         bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &j);
-    bn_raise(o, groups, n_groups,
-             BN_TOGETHER); /* multiply_lines may read these (bn_product.where) */
+    bn_raise(o, groups, n_groups, BN_TOGETHER); /* lines may read these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
             p->w->encoding->multiply_lines(&(bn_input){o, g->first, g->rows}, p);

@@ -88,8 +88,7 @@ void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
         g->done = 0;
         items += o->lookup ? cut(o, g) : 0;
     }
-    while (items > 0 && items < 2 * threads &&
-           items != before) { /* shorter blocks, while this helps */
+    while (items > 0 && items < 2 * threads && items != before) { /* shorter blocks */
         before = items;
         for (bn_group *g = groups; g < end && items < 2 * threads; g++)
             if (g->columns > 0 && g->panels >= (g->blocks + 1) * least_panels) {

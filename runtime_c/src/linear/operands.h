@@ -27,11 +27,9 @@ typedef struct bn_operands {
     int8_t *q;           /* [B][q_stride] quantized inputs */
     float *s;            /* [B] scale of q: q = round(h·s) */
     int32_t *q_sum;      /* [B] Σq */
-    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128 inputs, if the model has group
-                            scales */
+    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, for group scales; or unused */
     size_t group_sums_stride;
-    int32_t
-        *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or the sums of a block in lookup.c */
+    int32_t *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or sums of a block (lookup.c) */
     size_t acc_stride;
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
@@ -56,8 +54,7 @@ typedef struct bn_product {
     const bn_tensor *w;
     float *y;
     size_t y_stride;
-    const float
-        *where; /* NULL, or laid out as y: where this is not > 0, y is not needed and may be 0 */
+    const float *where; /* NULL, or laid out as y: where not > 0, y is not needed and may be 0 */
     int32_t accumulate; /* add to what y holds */
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
@@ -95,9 +92,9 @@ static inline const bn_group *bn_group_of(const bn_group *groups, size_t n, size
     return groups;
 }
 
-/* The panels of a group's products form one list. Finds the first part of its nonempty range
- * [*first, end) that lies in a single product: returns this product and its panels [*panel, *panel
- * + *n), and advances *first past them. */
+/* The panels of a group's products form one list. Finds the product that contains panel *first of
+ * the nonempty range [*first, end): returns it with its panels of the range, [*panel, *panel + *n),
+ * and advances *first past them. */
 static inline const bn_product *bn_next_part(const bn_product *p, size_t *first, size_t end,
                                              size_t *panel, size_t *n) {
     for (*panel = *first; *panel >= bn_panels(p->w); p++)

@@ -25,7 +25,7 @@ void bn_multiply_f32(const bn_input *in, const bn_product *p, size_t panel, size
                      int32_t *acc) {
     const bn_tensor *t = p->w;
     const span rows = rows_of(t, panel, n);
-    float *y = (float *)acc; /* same size, same owner */
+    float *y = (float *)acc; /* scratch of the same size */
     in->o->kernels->products.f32_matmul(
         y, BN_CHUNK_ROWS, (const float *)t->data + rows.first * t->cols, rows.n, t->cols,
         in->o->h + in->first * in->o->wide, in->o->wide, in->rows);
@@ -72,7 +72,7 @@ void bn_linear_int8_rows(const bn_operands *o, const bn_tensor *t, const uint32_
         bn_int8_rows m = int8_rows_of(&(bn_input){o, 0, 1}, t, (span){0, rows}, acc);
         m.list = list + first;
         o->kernels->products.int8_rows(&m);
-        for (size_t i = 0; i < rows; i++) /* as bn_scaling */
+        for (size_t i = 0; i < rows; i++) /* as bn_scaling defines it */
             y[first + i] = (float)acc[i] * (t->scales[list[first + i]] / o->s[0]);
     }
 }

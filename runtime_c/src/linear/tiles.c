@@ -56,7 +56,7 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
                          int32_t *acc) {
     const size_t r0 = panel * BN_PANEL, rows = bn_rows_of(p->w, r0, n);
     if (p->w->scale_scope == BN_SCALE_GROUP) {
-        multiply_groups(in, p, panel, n, (float *)acc); /* same size, same owner */
+        multiply_groups(in, p, panel, n, (float *)acc); /* scratch of the same size */
         return;
     }
     const bn_matmul mm = tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);

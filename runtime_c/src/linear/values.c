@@ -51,7 +51,7 @@ int bn_has_bad_scale(const uint8_t *p, size_t n) {
     return bad != 0;
 }
 
-/* Whether a float is not finite and >= 0, by its bits likewise. */
+/* Whether a float is not both finite and >= 0, also as integers. */
 int bn_has_negative(const uint8_t *p, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
@@ -62,7 +62,7 @@ int bn_has_negative(const uint8_t *p, size_t n) {
     return bad != 0;
 }
 
-/* Whether a scale of scope group is not finite and > 0, by its bits likewise. */
+/* Whether a scale of scope GROUP is not both finite and > 0, also as integers. */
 int bn_has_bad_group_scale(const uint8_t *p, size_t n) {
     uint16_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Hardware threads this process may use at once: its affinity, and the cgroup CPU quota rounded
- * down; at least 1. More running threads than this only take turns. */
+ * down; at least 1. More threads than this only time-share. */
 int32_t bn_usable_cpus(void);
 
 /* The CPU quota of the cgroups named in `membership` (the text of /proc/self/cgroup), the lowest of

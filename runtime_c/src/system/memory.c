@@ -113,7 +113,7 @@ static void apply_groups(search *s) {
     bn_cgroup_visit(membership, mount, "memory", apply_group, s);
 }
 
-/* --- of the machine --- */
+/* --- memory of the machine --- */
 
 static void apply_machine(search *s) {
     static const char name[] = "the memory of this machine";

@@ -93,8 +93,7 @@ static bench bench_new(const bn_kernels *tier, const bn_kernels *scalar) {
     CHECK(b.weights && b.x && b.y && b.q && b.acc && b.scratch);
     memset(b.scratch, 0, bn_lookup_bytes(2560));
     uint64_t random = 1;
-    for (size_t i = 0; i < BENCH_BYTES;
-         i++) { /* codes 0, 1, 2 only, which are also finite halves */
+    for (size_t i = 0; i < BENCH_BYTES; i++) { /* codes 0, 1, 2; finite as halves */
         random = random * 6364136223846793005u + 1442695040888963407u;
         const uint8_t byte = (uint8_t)(random >> 56);
         b.weights[i] = (uint8_t)(byte - (byte & byte >> 1 & 0x55));

@@ -32,7 +32,7 @@ static void check_f16_to_f32(test *t) {
     uint16_t *x = buffer(t, n * sizeof(uint16_t));
     float *y[2];
     for (size_t i = 0; i < n; i++)
-        x[i] = (uint16_t)(first + i); /* all 65536 values, over the cases */
+        x[i] = (uint16_t)(first + i); /* all 65536 values, over many cases */
     for (int i = 0; i < 2; i++) {
         y[i] = buffer(t, n * sizeof(float));
         (i ? t->scalar : t->tier)->bytes.f16_to_f32(y[i], x, n);

@@ -46,8 +46,7 @@ static int8_t activation(test *t, int kind, size_t k) {
 static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     const size_t tile_k = op == TRIT ? BN_TRIT_TILE_K : BN_TERNARY_TILE_K;
     problem p = {.op = op};
-    const int many =
-        below(t, 8) == 0; /* tokens: trits are repacked first, AMX uses several blocks */
+    const int many = below(t, 8) == 0; /* tokens: trits are repacked, AMX uses several blocks */
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, many && most_tiles > 300 ? 300 : most_tiles);
     m->panels = size_to(t, many && (op == TERNARY || op == SKETCH) ? 4 : 9);
@@ -80,8 +79,7 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
     if (p->op == LOOKUP) {
         const size_t bytes = bn_lookup_bytes(m.panels * BN_PANEL);
         void *scratch = memset(buffer(t, bytes), 0, bytes);
-        for (int twice = 0; twice < 2;
-             twice++) /* what the first call leaves in scratch must not matter */
+        for (int twice = 0; twice < 2; twice++) /* scratch need not be cleared again */
             kernels->products.ternary_lookup(&m, scratch);
     } else {
         (p->op == TERNARY  ? kernels->products.ternary_matmul

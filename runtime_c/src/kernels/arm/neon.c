@@ -152,7 +152,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     for (int i = 0; i < 16; i++)
         sum[i] = vdupq_n_s16((int16_t)i);
     for (uint64_t r = 0; r < rounds; r++) {
-        KEEP(w); /* else the product would be computed once */
+        KEEP(w); /* otherwise the product would be computed only once */
         UNROLL
         for (int i = 0; i < 16; i++)
             sum[i] = vmlal_high_s8(sum[i], w, x);

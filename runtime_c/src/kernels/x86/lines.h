@@ -14,8 +14,7 @@
 
 enum {
     LINE_SUMS = REGISTERS / 8, /* registers of columns per pass, with four sums each */
-    LINES_AHEAD =
-        64, /* entries: 40 KB at 2560 codes, in L2; 32 are a third slower, 128 no faster */
+    LINES_AHEAD = 64, /* entries: 40 KB at 2560 codes, in L2; 32 a third slower, 128 no faster */
     VEC_CODES = 4 * sizeof(bytes)
 };
 

@@ -31,7 +31,7 @@ typedef struct code_part {
     uint8_t *codes;             /* [step][panel][TILE_SIZE] */
 } code_part;
 
-enum { SHARE = BN_SCALE_GROUP_K / STEP_K }; /* steps that share a scale; a part has all of them */
+enum { SHARE = BN_SCALE_GROUP_K / STEP_K }; /* steps with the same scale, never split by parts */
 
 INLINE size_t shares_of(size_t k_tiles) {
     return (k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;

@@ -25,8 +25,7 @@ INLINE void group_block(const bn_grouped *m, size_t panel, const token_block *at
                         const code_part *w, const int unpacked, const int T, const int P) {
     const size_t size = tile_tokens(m->tokens);
     const size_t n_groups = shares_of(m->k_tiles);
-    const size_t overlap =
-        T > 1 ? size - at->apart : 0; /* tokens of the second tile done by the first */
+    const size_t overlap = T > 1 ? size - at->apart : 0; /* of the second tile with the first */
     const int8_t *q = m->q + at->first * m->q_stride + w->first_step * STEP_K;
     const int8_t *q_1 = q + at->apart * m->q_stride;
     _Alignas(64) int32_t sums_of[4][TILE_ROWS * BN_PANEL];
