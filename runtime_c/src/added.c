@@ -21,7 +21,7 @@ bn_status bn_adapter_read(const bn_file *file, uint32_t stack, bn_adapter *adapt
     return BN_OK;
 }
 
-/* Whether the stacks are the same but for what they say of adapters. */
+/* Whether the stacks are equal apart from their adapters. */
 static int same_stacks(const bn_file *a, const bn_file *b) {
     if (a->n_stacks != b->n_stacks)
         return 0;
@@ -34,7 +34,7 @@ static int same_stacks(const bn_file *a, const bn_file *b) {
     return 1;
 }
 
-/* Numbers of a hostile file are looked at when they are known to be those of the model. */
+/* Checked first, so that the numbers of a hostile file are used only if they equal the model's. */
 static bn_status check_base(const bn_file *model, const bn_file *file, char *detail) {
     const bn_weights *of = &file->base, *is = &model->weights;
     if (!file->adapter_alone)
@@ -47,7 +47,7 @@ static bn_status check_base(const bn_file *model, const bn_file *file, char *det
     return BN_OK;
 }
 
-/* The first stack is that of texts, which can have adapters; behind it may be others. */
+/* Only the first stack, that of text, can have adapters. */
 static bn_status read(const bn_file *file, bn_adapter *adapter, char *detail) {
     for (uint32_t i = 0; i < file->n_stacks; i++)
         if (file->stacks[i].adapters && (i > 0 || file->stacks[i].input == BN_INPUT_IMAGES))
@@ -68,7 +68,7 @@ static bn_status open_one(const bn_file *model, const char *path, const bn_load_
     return status ? status : read(&a->file, &a->adapter, detail);
 }
 
-/* A failure says which of the files it is of. */
+/* Prefix a failure with the number of the adapter. */
 static bn_status name(bn_status status, int32_t number, char *detail) {
     char why[BN_DETAIL_SIZE];
     if (!status || !detail)

@@ -8,7 +8,8 @@
 
 enum { ALIGN = 64 };
 
-/* Never more than there is, not even for a moment: others would be refused what they may have. */
+/* `used` never exceeds the limit, not even briefly, as others would then be refused bytes that are
+ * free. */
 int bn_budget_take(bn_budget *budget, size_t bytes) {
     size_t used = atomic_load(&budget->used);
     do {
@@ -26,7 +27,7 @@ size_t bn_arena_size(size_t blocks, size_t block) {
     return sizeof(bn_arena) + blocks * (sizeof(atomic_uint) + block) + ALIGN;
 }
 
-/* Huge pages where a text takes less than two blocks more of them than of small ones. */
+/* Huge pages only where rounding to them wastes less than two blocks per text. */
 static int is_huge(size_t block) {
     return block >= BN_HUGE_PAGE / 2;
 }

@@ -2,10 +2,10 @@
  *
  * attention.c: softmax(q·Kᵀ)·V over the cache.
  *
- * A row sees a range of keys, cut at multiples of BN_CHUNK_KEYS. Each chunk gives a maximum m,
- * a sum l of exp(score - m) and a vector o of values weighted alike; chunks are merged in order.
- * The cut depends on positions alone, so a token gets the same bits whether it is decoded (chunks
- * shared among threads) or part of a prompt (rows shared among threads).
+ * A row sees a range of keys, split into chunks at multiples of BN_CHUNK_KEYS. Each chunk gives a
+ * maximum m, a sum l of exp(score - m) and a vector o of values with the same weights; chunks are
+ * merged in order. The split depends on positions alone, so a token gets the same bits whether it
+ * is decoded (chunks distributed over threads) or part of a prompt (rows distributed over threads).
  */
 #include "attention.h"
 
@@ -15,7 +15,7 @@
 #include "kv.h"
 #include "pass.h"
 
-enum { BLOCK_QUERIES = 32 }; /* queries of one KV head that go through a chunk together */
+enum { BLOCK_QUERIES = 32 }; /* queries of one KV head per pass over a chunk */
 
 static size_t group_size(const bn_config *c) {
     return c->n_heads / c->n_kv_heads;
@@ -27,12 +27,12 @@ static size_t block_rows(const bn_config *c) {
     return group < BLOCK_QUERIES ? BLOCK_QUERIES / group : 1;
 }
 
-/* A thread's memory for n queries of one KV head. */
+/* A thread's scratch for n queries of one KV head. */
 typedef struct scratch {
-    int8_t *codes; /* these four: see bn_block */
+    int8_t *codes; /* codes, q, q_scale, scores and weight_scale: see bn_block */
     float *q, *q_scale, *scores, *weight_scale;
-    float *m, *l, *o;           /* [n], [n], [n][E] of one chunk */
-    float *m_sum, *l_sum, *sum; /* of the chunks so far */
+    float *m, *l, *o;           /* [n], [n], [n][E]: one chunk */
+    float *m_sum, *l_sum, *sum; /* all chunks so far */
 } scratch;
 
 static size_t floats_per_query(size_t E) {
@@ -60,13 +60,13 @@ size_t bn_partial_floats(const bn_config *c, size_t n_ctx) {
     return (n_ctx / BN_CHUNK_KEYS + 1) * block_rows(c) * c->n_heads * (c->head_dim + 2);
 }
 
-/* All that the rows of a pass take from one layer. */
+/* Attention of all rows of a pass in one layer. */
 typedef struct attend {
     const bn_pass *p;
     const bn_layer *l;
 } attend;
 
-/* Rows of the block that begins with `row`: consecutive positions of one text. */
+/* Rows in the block that starts at `row`: consecutive positions of one text. */
 static size_t count_rows(const bn_pass *p, size_t row) {
     const bn_row *first = &p->w->rows[row];
     size_t n = 1;
@@ -76,13 +76,12 @@ static size_t count_rows(const bn_pass *p, size_t row) {
     return n;
 }
 
-/* Where query i of KV head g goes. */
+/* Output of query i of KV head g. */
 static float *output(const bn_pass *p, size_t row, size_t g, size_t i) {
     const bn_config *c = &p->stack->config;
     return p->w->in.h + row * p->w->in.wide + (g * group_size(c) + i) * c->head_dim;
 }
 
-/* What the rows of a text see in a layer. */
 static bn_mask mask_of(const bn_pass *p, const bn_layer *l, size_t row) {
     return (bn_mask){.window = l->mask.window, .prefix = p->w->rows[row].cache->prefix};
 }
@@ -92,7 +91,8 @@ static void scale(float *y, const float *x, float factor, size_t n) {
         y[i] = x[i] * factor;
 }
 
-/* Four at a time, of one row, or of as many if each has but one. */
+/* Encode four queries at a time: of one row, or of several rows if each has only one per KV
+ * head. */
 static void encode_queries(const bn_block *b, const float *x, size_t x_stride, const scratch *s) {
     enum { TOGETHER = 4 };
     const size_t E = b->config->head_dim, step = b->group == 1 ? x_stride : E;
@@ -113,7 +113,7 @@ static void encode_queries(const bn_block *b, const float *x, size_t x_stride, c
     scale(s->q_scale, s->q_scale, b->config->attention_scale, all);
 }
 
-/* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
+/* The block of `rows` rows starting at `row` for KV head g, with its queries gathered. */
 static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
                            const scratch *s) {
     const bn_config *c = &p->stack->config;
@@ -140,16 +140,16 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
     for (size_t i = 0; i < rows; i++, from += stride) {
         if (!kv->encode_query)
             scale(s->q + i * group * E, from, c->attention_scale, group * E);
-        bn_fetch(from + group * E, (group * E + BN_LANES) * sizeof *from); /* of the next head */
+        bn_fetch(from + group * E, (group * E + BN_LANES) * sizeof *from); /* the next head's */
     }
     return b;
 }
 
-/* One block, its context split. */
+/* One block with its context split into chunks. */
 typedef struct chunks {
     size_t low, n;    /* first chunk; chunks */
-    size_t keys;      /* that the last row sees or passes by */
-    float *m, *l, *o; /* [n][G][rows·group], and o [E] of each */
+    size_t keys;      /* end of the range that the last row sees */
+    float *m, *l, *o; /* [n][G][rows·group]; o: [E] for each */
 } chunks;
 
 static chunks chunks_of(const bn_pass *p, const bn_layer *l) {
@@ -165,7 +165,7 @@ static chunks chunks_of(const bn_pass *p, const bn_layer *l) {
     return s;
 }
 
-/* The rows' queries of KV head g, when all its chunks are there. */
+/* Merge the chunks of all queries of KV head g, once they are all done. */
 static void merge_chunks(const bn_pass *p, const chunks *s, size_t g) {
     const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, group = group_size(c), n = p->rows * group;
@@ -180,7 +180,7 @@ static void merge_chunks(const bn_pass *p, const chunks *s, size_t g) {
     }
 }
 
-/* Items are (KV head, chunk) pairs; who ends the last chunk of a head merges. */
+/* Items are (KV head, chunk) pairs; the thread that completes the last chunk of a head merges. */
 static void split_keys(void *context, int32_t thread, size_t first, size_t last) {
     const attend *a = context;
     const bn_pass *p = a->p;
@@ -201,7 +201,7 @@ static void split_keys(void *context, int32_t thread, size_t first, size_t last)
     }
 }
 
-/* All that the rows of a block see, chunk by chunk. */
+/* One block over all keys that its rows see, chunk by chunk. */
 static void attend_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
                          int32_t thread) {
     const bn_config *c = &p->stack->config;

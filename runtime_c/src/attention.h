@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * attention.h: what rows take from the keys and values that they see.
+ * attention.h: attention of the rows of a pass to the keys and values they see.
  */
 #ifndef BITNET_ATTENTION_H
 #define BITNET_ATTENTION_H
@@ -9,7 +9,7 @@
 
 struct bn_pass;
 
-/* h[b] = softmax(q·Kᵀ·scale)·V over what each row may see. All threads. */
+/* h[b] = softmax(q·Kᵀ·scale)·V over the keys that row b sees. All threads. */
 void bn_attention(struct bn_pass *p, const bn_layer *l);
 
 /* Floats of a thread's share of workspace.attend. */

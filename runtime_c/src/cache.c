@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache.c: where keys and values lie in the cache; see cache.h.
+ * cache.c: the layout of keys and values in the cache; see cache.h.
  */
 #include "cache.h"
 
@@ -14,14 +14,13 @@ static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
 
-/* A pass over tokens that see what is behind them begins to read when all is written. */
+/* Non-causal masks need all slots: such a pass reads only after all its rows are written. */
 static size_t slots_of(const bn_config *c, size_t part, size_t n_ctx, size_t batch) {
     const size_t all = round_up(n_ctx, BN_LANES);
     const size_t ring = round_up(c->sliding_window - 1 + batch, BN_CHUNK_KEYS);
     return part == 1 && c->sliding_window && c->mask == BN_MASK_CAUSAL && ring < all ? ring : all;
 }
 
-/* Bytes of a position in all heads. */
 static size_t position_bytes(const bn_kv *kv, size_t heads, size_t E) {
     return heads * (bn_kv_key(kv, E) + bn_kv_value(kv, E) + (kv->value_scaled ? sizeof(float) : 0));
 }
@@ -42,7 +41,7 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
                                 .group = bn_kv_group(kv),
                                 .heads = heads,
                                 .row = position_bytes(kv, heads, c->head_dim)};
-        const size_t keys = bn_min(slots, BN_BLOCK_KEYS); /* of a block */
+        const size_t keys = bn_min(slots, BN_BLOCK_KEYS); /* per block */
         part->values = round_up(keys * part->key, ALIGN);
         part->head = part->values + round_up(keys * part->value, ALIGN);
         if (kv->value_scaled) {
@@ -59,7 +58,7 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
 void bn_cache_place(bn_cache *cache, uint8_t *base) {
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         cache->parts[i].base = base;
-        base = base ? base + cache->parts[i].bytes : NULL; /* memory is only measured */
+        base = base ? base + cache->parts[i].bytes : NULL; /* only measuring */
     }
 }
 
@@ -71,8 +70,7 @@ bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, siz
     return head_of(&cache->parts[l->part], l->place * G + g);
 }
 
-/* The next row sees a window less 1 of what was before: none of these may have been written over.
- */
+/* The next row sees window - 1 earlier positions, none of which may have been overwritten. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
     const bn_cache_part *local = &cache->parts[1];
     size_t least = cache->prefix;
@@ -85,7 +83,7 @@ size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
 
 /* --- positions as bytes --- */
 
-/* The words of a key among those of 15 others, from where they lie side by side or to there. */
+/* Copy the words of a key between a tile, where 16 keys interleave, and contiguous bytes. */
 static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint8_t *out,
                      const uint8_t *in) {
     const size_t word = kv->word, words = bn_kv_words(kv, E);
@@ -97,7 +95,7 @@ static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint
             memcpy(out + i * word, place, word);
 }
 
-/* The bytes of a value among those of the others of its group, the same. */
+/* The same for the bytes of a value, which interleave with the others of its group. */
 static void move_value(const bn_cache_part *part, uint8_t *group, size_t slot, uint8_t *out,
                        const uint8_t *in) {
     uint8_t *place = group + slot % part->group;
@@ -112,7 +110,7 @@ static void move_bytes(void *place, size_t n, uint8_t *out, const uint8_t *in) {
     memcpy(in ? place : out, in ? in : place, n);
 }
 
-/* All heads of a position, to `out`, or from `in`. */
+/* Copy all heads of a position to `out` or from `in`. */
 static void move_position(const bn_cache *cache, const bn_config *c, const bn_cache_part *part,
                           size_t position, uint8_t *out, const uint8_t *in) {
     const bn_kv *kv = &bn_kv_types[cache->type];

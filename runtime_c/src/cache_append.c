@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache_append.c: q and k of rows are normed and rotated, k and v put into the caches. Rows whose
+ * cache_append.c: normalize and rotate q and k of rows, and store k and v in the caches. Rows whose
  * values lie in one group are quantized and stored together: quantizing one short vector is a chain
- * of steps that wait for each other, and values of bytes lie side by side.
+ * of dependent steps, and one-byte values of a group interleave.
  */
 #include <string.h>
 
@@ -10,21 +10,21 @@
 #include "kv.h"
 #include "pass.h"
 
-/* Words of `size` bytes to their places, `step` words apart (both constants). */
+/* Store words of `size` bytes, `step` words apart (both constants). */
 static inline void spread(uint8_t *to, const void *words, size_t n, const size_t size,
                           const size_t step) {
     for (size_t i = 0; i < n; i++)
         memcpy(to + i * step * size, (const uint8_t *)words + i * size, size);
 }
 
-/* Values of a group side by side. */
+/* Interleave the values of a group. */
 static void weave(uint8_t *restrict to, const int8_t *restrict from, size_t stride, size_t n) {
     for (size_t d = 0; d < n; d++)
         for (size_t j = 0; j < BN_VALUE_GROUP; j++)
             to[d * BN_VALUE_GROUP + j] = (uint8_t)from[j * stride + d];
 }
 
-/* Keys, or values, of `rows` rows of a batch, all from one group of positions on. */
+/* Keys or values of `rows` rows of a batch, within one group of positions. */
 typedef struct stored {
     const bn_kernels *kernels;
     const bn_kv *kv;
@@ -33,7 +33,7 @@ typedef struct stored {
     size_t slot, rows, E, stride; /* stride: floats from row to row */
 } stored;
 
-/* What they are encoded to, before it goes to its places. */
+/* Encoded keys or values, before they are stored. */
 typedef struct encoded {
     _Alignas(BN_Q_ALIGN) int8_t numbers[BN_VALUE_GROUP * BN_MAX_HEAD * sizeof(float)];
     float scales[BN_VALUE_GROUP];
@@ -93,7 +93,7 @@ static void store_values(const stored *a, const float *v) {
                BN_VALUE_GROUP);
 }
 
-/* q and k of a row, normed and rotated. */
+/* Normalize and rotate q and k of a row. */
 static void turn_row(const bn_pass *p, const bn_layer *l, size_t row) {
     const bn_config *c = &p->stack->config;
     const bn_positions *positions = &p->stack->positions;
@@ -105,13 +105,13 @@ static void turn_row(const bn_pass *p, const bn_layer *l, size_t row) {
     for (size_t h = 0; h < H + G; h++) {
         const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;
         float *head = h < H ? q + h * E : k + (h - H) * E;
-        if (norm->gain) /* what is not finite shows behind attention */
+        if (norm->gain) /* values that are not finite are detected after attention */
             bn_norm_row(&p->m->kernels, norm, head, head, E);
         bn_positions_rotate(head, angle, positions->dim);
     }
 }
 
-/* Rows from the first on, of `most`, whose values lie in one group. */
+/* Number of rows, at most `most`, that follow each other and whose values lie in one group. */
 static size_t count_near(const bn_row *first, size_t most) {
     const size_t left = BN_VALUE_GROUP - (size_t)first->position % BN_VALUE_GROUP;
     size_t n = 1;
@@ -121,7 +121,7 @@ static size_t count_near(const bn_row *first, size_t most) {
     return n;
 }
 
-/* Key and value of rows that are near, into a head of the cache. */
+/* Store key and value of such rows in a head of the cache. */
 static void store_rows(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g) {
     const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, G = c->n_kv_heads;
@@ -136,7 +136,7 @@ static void store_rows(const bn_pass *p, const bn_layer *l, size_t row, size_t r
                 .E = E,
                 .stride = 2 * G * E};
     a.at = bn_cache_piece(&head, a.slot, rows);
-    for (size_t i = 0; i < rows; i++) { /* of the next head; of the tiles behind */
+    for (size_t i = 0; i < rows; i++) { /* the next head's; the following tile's */
         const float *later = k + i * a.stride + E;
         bn_fetch(later, (E + BN_LANES) * sizeof *k);
         bn_fetch(later + G * E, (E + BN_LANES) * sizeof *k);
@@ -158,7 +158,8 @@ static void append_rows(void *context, int32_t thread, size_t first, size_t end)
     for (size_t row = first; row < end; row++)
         turn_row(a->p, a->l, row);
     for (size_t g = 0; g < a->p->stack->config.n_kv_heads; g++)
-        for (size_t row = first, rows; row < end; row += rows) { /* a tile of keys takes 16 */
+        for (size_t row = first, rows; row < end; row += rows) { /* head by head, as a tile of keys
+                                                                  * has 16 positions */
             rows = count_near(&a->p->w->rows[row], end - row);
             store_rows(a->p, a->l, row, rows, g);
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache_blocks.c: where the blocks of a text lie, and who sees them: the middle part of cache.h.
+ * cache_blocks.c: allocation and sharing of the blocks of a text: the middle part of cache.h.
  */
 #include <string.h>
 
@@ -20,7 +20,7 @@ size_t bn_cache_size(const bn_cache *cache) {
     return bytes;
 }
 
-/* Whether the text has memory to write to. */
+/* Give the text a new arena to write to. Returns 0 if out of memory. */
 static int make_arena(bn_cache *cache, bn_cache_part *part) {
     bn_arena *arena = bn_arena_new(cache->budget, bn_cache_part_blocks(part), part->block);
     if (arena && part->own)
@@ -60,7 +60,8 @@ void bn_cache_end(bn_cache *cache) {
     }
 }
 
-/* Positions before n are at their slots in a ring that has more; of others no block goes. */
+/* Positions before n keep their slots in a ring with more blocks than that; otherwise no block is
+ * released. */
 void bn_cache_forget(bn_cache *cache, size_t n) {
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
         for (size_t block = (n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
@@ -85,9 +86,9 @@ void bn_cache_share(const bn_cache *from, bn_cache *to) {
     }
 }
 
-/* --- to write --- */
+/* --- writing --- */
 
-/* Some blocks of a part, one after the other round its ring. */
+/* Consecutive blocks of a part, wrapping around its ring. */
 typedef struct range {
     size_t first, n;
 } range;
@@ -102,12 +103,13 @@ static size_t nth(const bn_cache_part *part, range r, size_t i) {
     return (r.first + i) % bn_cache_part_blocks(part);
 }
 
-/* Whether the text alone sees a block, in whosever arena. */
+/* Whether only this text references a block, in whichever arena. */
 static int is_alone(const bn_cache_part *part, size_t block) {
     return part->blocks[block] && bn_arena_refs(part->blocks[block], block) == 1;
 }
 
-/* Where others still see what the text once wrote there, it goes on in another arena. */
+/* Whether the text's arena is free at all blocks to be written. Where other texts still reference a
+ * block there, a new arena is needed. */
 static int has_places(const bn_cache_part *part, range r) {
     if (!part->own)
         return 0;
@@ -119,7 +121,7 @@ static int has_places(const bn_cache_part *part, range r) {
     return 1;
 }
 
-/* Bytes that the budget does not know of. */
+/* Bytes to take from the budget. */
 static size_t missing(const bn_cache_part *part, range r) {
     size_t bytes = 0;
     for (size_t i = 0; i < r.n; i++) {
@@ -129,8 +131,8 @@ static size_t missing(const bn_cache_part *part, range r) {
     return bytes;
 }
 
-/* Returns the bytes that the budget is to know of: fewer than were missing where others stopped to
- * see a block meanwhile. */
+/* Returns the bytes to charge to the budget: fewer than `missing` returned if other texts have
+ * released blocks meanwhile. */
 static size_t take(bn_cache_part *part, range r) {
     size_t bytes = 0;
     for (size_t i = 0; i < r.n; i++) {

@@ -8,12 +8,12 @@
 
 #include "kv.h"
 
-/* Where the cache has keys [first, end) of a chunk, or as many of them as lie in one piece. */
+/* Find keys [first, end) of a chunk in the cache, or as many of them as are contiguous. */
 static bn_kv_piece find(const bn_block *b, size_t first, size_t end) {
     return bn_cache_piece(&b->kv, first % b->kv.part->slots, end - first);
 }
 
-/* Scores of all queries with keys [begin, end), and with those that fill up the last tile. */
+/* Scores of all queries with keys [begin, end), padded to whole tiles. */
 static void score(const bn_block *b, size_t begin, size_t end) {
     bn_qk a = {.score_stride = BN_CHUNK_KEYS,
                .q = b->q,
@@ -31,7 +31,7 @@ static void score(const bn_block *b, size_t begin, size_t end) {
     }
 }
 
-/* Scores of a row's keys [low, high) to weights. */
+/* Turn a row's scores of keys [low, high) into weights. */
 static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size_t high, float *m,
                    float *l) {
     const bn_kernels *kernels = &b->m->kernels;
@@ -48,7 +48,7 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
     }
 }
 
-/* o += weights · values of keys [low, high), for `rows` rows from `row` on. */
+/* o += weights · values of keys [low, high), for `rows` rows starting at `row`. */
 static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
                   float *o) {
     const size_t E = b->config->head_dim, first = row * b->group;
@@ -79,8 +79,8 @@ static void collect_scales(const bn_block *b, size_t begin, size_t end, float *s
     }
 }
 
-/* A row's weights of keys [low, high) to integers, with one scale; of all others of the chunk to 0.
- */
+/* Quantize a row's weights of keys [low, high) to integers with one scale; all other weights of the
+ * chunk become 0. */
 static void round_weights(const bn_block *b, size_t row, size_t begin, size_t low, size_t high,
                           size_t end, const float *v_scale) {
     for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
@@ -90,8 +90,8 @@ static void round_weights(const bn_block *b, size_t row, size_t begin, size_t lo
     }
 }
 
-/* o = integer weights · values of keys [begin, end), of which the last tile is filled up with what
- * has weight 0. The sum is exact, so that no cut of the cache into pieces changes it. */
+/* o = integer weights · values of keys [begin, end), padded to whole tiles with weights of 0. The
+ * integer sum is exact, so it does not depend on how the cache is split into pieces. */
 static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o) {
     const size_t E = b->config->head_dim, n_q = b->rows * b->group;
     bn_pv a = {.sums = (int32_t *)(void *)o,
@@ -115,7 +115,7 @@ static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o
                                                        .tokens = 1});
 }
 
-/* A stream too short for the hardware to see them coming. */
+/* Too short a stream for the hardware prefetcher. */
 static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     while (begin < end) {
         const bn_kv_piece at = find(b, begin, end);
@@ -124,8 +124,8 @@ static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     }
 }
 
-/* Values are added in the order of keys: what a row sees alone before and after what all see. Of
- * integers there is no order. */
+/* Floats are added in the order of the keys: first those that a row sees alone, then those that all
+ * rows see, then again those of a row alone. Integer sums do not depend on the order. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
     const int integers = b->m->kernels.attention[b->type].weigh != NULL;
     size_t low = begin, high = end; /* seen by all rows */

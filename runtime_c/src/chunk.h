@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * chunk.h: attention of one block of queries to one chunk of keys, and how chunks add up.
+ * chunk.h: attention of one block of queries to one chunk of keys, and merging of chunks.
  */
 #ifndef BITNET_CHUNK_H
 #define BITNET_CHUNK_H
@@ -9,8 +9,8 @@
 #include "mask.h"
 #include "model.h"
 
-/* Queries of `rows` consecutive positions of one text, for one KV head: n = rows · group of them,
- * row by row. */
+/* The queries of `rows` consecutive positions of one text for one KV head: n = rows · group, row by
+ * row. */
 typedef struct bn_block {
     const bn_model *m;
     const bn_config *config; /* of the stack */
@@ -19,15 +19,16 @@ typedef struct bn_block {
     size_t rows, group;
     size_t position;     /* of the first row */
     bn_mask mask;        /* of the layer and the text */
-    float *q;            /* [n][E], times the attention scale, of types whose keys are floats */
-    int8_t *codes;       /* of others, [n][bn_q_row(E)]: they stand for code · q_scale */
+    float *q;            /* [n][E], times the attention scale, for types with float keys */
+    int8_t *codes;       /* [n][bn_q_row(E)] for other types: the query is code · q_scale */
     float *q_scale;      /* [n] */
     float *scores;       /* [n][BN_CHUNK_KEYS] scratch */
-    float *weight_scale; /* [n] of weights, where these become integers */
+    float *weight_scale; /* [n] scales of integer attention weights */
 } bn_block;
 
-/* Of keys [begin, end) of one chunk, for each query: m[n] the largest score, l[n] the sum of
- * exp(score - m), o[n][E] the values weighted alike. A row that sees none of them gets l = 0. */
+/* For keys [begin, end) of one chunk and each query: m[n] the largest score, l[n] the sum of
+ * exp(score - m), o[n][E] the sum of values with these weights. A row that sees none of the keys
+ * gets l = 0. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o);
 
 /* Merge (m2, l2, o2) of one query into the running (m, l, o); l == 0 means nothing seen yet. */

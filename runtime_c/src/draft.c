@@ -11,7 +11,7 @@
 #include "pass.h"
 #include "system/status.h"
 
-/* What FORMAT.md asks of the two. */
+/* Requirements of FORMAT.md on the two stacks. */
 static bn_status check_together(const bn_config *text, const bn_config *d, char *detail) {
     const struct {
         int wrong;
@@ -38,7 +38,7 @@ static bn_status check_together(const bn_config *text, const bn_config *d, char 
     return BN_OK;
 }
 
-/* Its rows use the workspace and the cache of the other. */
+/* The draft uses the workspace and the cache of the text stack. */
 static bn_status check_supported(const bn_config *text, const bn_config *d, char *detail) {
     const struct {
         const char *name;
@@ -68,7 +68,7 @@ static bn_status check_supported(const bn_config *text, const bn_config *d, char
     return BN_OK;
 }
 
-/* Its layers come behind those of the other in the parts of a cache. */
+/* In each part of a cache, the draft's layers follow those of the text stack. */
 static void find_places(bn_stack *text, bn_stack *draft) {
     for (uint32_t i = 0; i < draft->config.n_layers; i++)
         draft->layers[i].place += text->cached[draft->layers[i].part];
@@ -76,8 +76,9 @@ static void find_places(bn_stack *text, bn_stack *draft) {
         text->cached[part] += draft->cached[part];
 }
 
-/* A guess is one layer's work, and would soon be all about the keys of a long text. Guesses are as
- * often right without most of them (docs/drafts.md), and tokens do not depend on it. */
+/* A guess costs one layer, most of which would be spent on the keys of a long text. Guesses are
+ * right as often without most of these keys (docs/drafts.md), and the resulting tokens do not
+ * depend on them. */
 static void look_back_less(bn_stack *draft) {
     for (uint32_t i = 0; i < draft->config.n_layers; i++) {
         bn_mask *mask = &draft->layers[i].mask;
@@ -110,7 +111,7 @@ bn_status bn_draft_open(const bn_file *f, uint32_t index, const bn_kernels *kern
     return BN_OK;
 }
 
-/* A vector has no row; then 0, which a norm leaves 0. */
+/* A vector has no embedding row; it is replaced by 0, which a norm leaves 0. */
 static void join_rows(void *context, int32_t thread, size_t first, size_t end) {
     bn_pass *p = context;
     const bn_stack *s = p->stack;

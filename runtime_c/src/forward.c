@@ -2,19 +2,19 @@
  *
  * forward.c: the transformer, top to bottom. Read this first.
  *
- *     x = norm( embedding[token] + positions[place] ), or a vector or a patch of an image instead
+ *     x = norm( embedding[token] + positions[place] ), or a vector or an image patch instead
  *     for each layer:
  *         x += o( sub_norm( attention( rope(q), rope(k), v )))     q, k, v of norm(x)
  *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
  *     logits = head( norm(x) )
  *
- * Attention is in attention.c, the second line of a layer in feed_forward.c, the last in head.c,
- * and the steps that they are made of in pass.c. Some models have a norm of its own before each
- * linear, or one more before or behind each addition to x, or no gate, or no head.
+ * Attention is in attention.c, the second line of a layer in feed_forward.c, the last line in
+ * head.c, and the steps that these are built from in pass.c. Some models have a separate norm
+ * before each linear, another before or after each addition to x, no gate, or no head.
  *
- * A row is one token; rows of one call may belong to a prompt or to different texts. Before
- * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py). Rows that
- * see what stands behind them all come in one call, which may be longer than scratch memory is.
+ * A row is one token; rows of one call may belong to a prompt or to different texts. Before each
+ * ternary linear the rows are quantized to int8, with one scale per row (bitnet/quant.py). Rows
+ * that see later positions all come in one call, which may have more rows than the scratch memory.
  */
 #include "forward.h"
 
@@ -37,8 +37,8 @@ void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x)
             x[k] *= scale;
 }
 
-/* x = norm(embedding[token], or the row's vector or patch, + that of its position); cos and sin of
- * the position, for all layers. */
+/* x = norm(embedding[token], or the row's vector or patch, + that of its position); also cos and
+ * sin of the position, for all layers. */
 static void embed_row(bn_pass *p, size_t row) {
     const bn_stack *s = p->stack;
     const bn_row *r = &p->w->rows[row];
@@ -64,13 +64,13 @@ static void embed_rows(void *context, int32_t thread, size_t first, size_t end) 
 static void enter(bn_pass *p, const bn_layer *none) {
     (void)none;
     if (p->stack->patch.data)
-        bn_patches(p); /* x of the rows that are patches */
+        bn_patches(p);
     if (p->stack->join.projection.data)
         bn_draft_enter(p);
     bn_each_row(p, embed_rows, p);
 }
 
-/* q, and k and v into the cache, where rows before and behind may look for them. */
+/* Compute q, and store k and v in the cache, where other rows may read them. */
 static void remember(bn_pass *p, const bn_layer *l) {
     const bn_config *c = &p->stack->config;
     const size_t HE = (size_t)c->n_heads * c->head_dim, GE = (size_t)c->n_kv_heads * c->head_dim;
@@ -97,8 +97,8 @@ static int stopped(const bn_pass *p) {
     return p->stop && atomic_load(p->stop);
 }
 
-/* Of the stack itself, and of the rows, whose adapters are of the text's stack and not of its
- * draft's. */
+/* The stack's own adapter, and those of the rows, which apply to the text stack but not to its
+ * draft. */
 static void take_adapters(bn_pass *p) {
     bn_operands *in = &p->w->in;
     const int of_text = p->stack == &p->m->stack;
@@ -110,7 +110,7 @@ static void take_adapters(bn_pass *p) {
     }
 }
 
-/* Rows from the first on, at most so many, with this scratch memory. */
+/* Run at most `most` rows starting at `first`, with this scratch memory. */
 static void run_piece(bn_pass *p, const bn_workspace *scratch, size_t first, size_t most,
                       const bn_layer *l, bn_step *step) {
     const size_t left = p->rows - first;
@@ -124,14 +124,15 @@ static void run_piece(bn_pass *p, const bn_workspace *scratch, size_t first, siz
 
 typedef struct apart {
     bn_pass *p;
-    size_t pieces, each; /* rows of a piece */
+    size_t pieces, each; /* rows per piece */
     size_t threads;
     const bn_layer *l;
     bn_step *step;
 } apart;
 
-/* Which piece an item of the run is. Of a prompt later rows see more: a thread that begins with the
- * first piece ends with the last. Else neighbours, which may be of one text, stay together. */
+/* The piece of a work item. Later rows of a prompt see more keys, so a thread that starts with the
+ * first piece ends with the last. Otherwise adjacent pieces, which may belong to one text, stay
+ * together. */
 static size_t place_of(const apart *a, size_t item) {
     const int balance = a->p->stack->config.mask == BN_MASK_CAUSAL && a->pieces == 2 * a->threads;
     return !balance ? item : item % 2 == 0 ? item / 2 : a->pieces - 1 - item / 2;
@@ -149,8 +150,8 @@ static size_t parts(size_t n, size_t each) {
     return (n + each - 1) / each;
 }
 
-/* How many rows a thread does by itself at a time, so that each has as many such pieces, two if it
- * can be; 0: there are too few. */
+/* Rows per piece if each thread runs its own pieces: all threads get the same number, two if
+ * possible. 0: too few rows for that. */
 static size_t rows_apart(const bn_pass *p, size_t threads) {
     enum { LEAST = 32 };
     const size_t most = bn_workspace_share(p->w, threads), rows = p->rows;
@@ -171,12 +172,12 @@ void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
         run_piece(p, p->w, first, p->w->batch, l, step);
 }
 
-/* Through the layers, of which the first `answering` add what they make of the rows to them. */
+/* Run the layers; only the first `answering` layers compute more than keys and values. */
 static bn_status run(bn_pass *p, uint32_t answering) {
     bn_each_piece(p, NULL, enter);
     for (uint32_t i = 0; i < p->stack->config.n_layers && !stopped(p); i++) {
         const bn_layer *l = &p->stack->layers[i];
-        bn_each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
+        bn_each_piece(p, l, remember); /* for all rows, as the first may attend to the last */
         if (i < answering)
             bn_each_piece(p, l, respond);
     }

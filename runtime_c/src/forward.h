@@ -10,21 +10,21 @@
 #include "stack.h"
 #include "workspace.h"
 
-/* Run rows [0, rows) of the workspace, at most w->room, through all layers; w->x holds the result
- * and the caches the rows' keys and values. BN_ERR_NUMERIC when a row is not finite;
- * BN_ERR_CANCELLED when `stop`, looked at before each piece of a layer unless it is NULL, is not 0.
- */
+/* Run rows [0, rows) of the workspace, at most w->room, through all layers; w->x then holds the
+ * result and the caches the rows' keys and values. BN_ERR_NUMERIC if a row is not finite;
+ * BN_ERR_CANCELLED if `stop`, which is checked before each piece of a layer, is not 0; it may be
+ * NULL. */
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop);
 
-/* Only what the caches get of the rows, which leaves out most of the last layer: of rows that
- * nothing is wanted of. What w->x holds then is of no use. */
+/* Compute only the keys and values of the rows, which skips most of the last layer: for rows whose
+ * output is not needed. Leaves w->x undefined. */
 bn_status bn_forward_keys(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows);
 
-/* A step of all rows, of as many at a time as there is scratch memory for: each piece is a pass of
- * its own, whose row 0 is the first of its rows. If there are many, each thread has pieces of its
- * own, and shares of the scratch memory: then no thread waits for another within a step, nor for
- * what lies in the other's cache. If there are few, all threads do one piece. */
+/* Run a step for all rows, as many at a time as there is scratch memory for: each piece is a pass
+ * of its own, whose row 0 is its first row. If there are many rows, each thread runs its own pieces
+ * in its share of the scratch memory, so that no thread waits for another within a step, nor for
+ * data in another's cache. If there are few, all threads share each piece. */
 typedef void bn_step(bn_pass *p, const bn_layer *l);
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step);
 

@@ -35,7 +35,7 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
 double bn_log_sum(const bn_kernels *k, const float *logits, size_t V) {
     const float top = k->vectors.max(logits, V);
     double sum = 0;
-    float piece[256]; /* which fits the stack */
+    float piece[256];
     for (size_t i = 0; i < V; i += 256) {
         const size_t n = bn_min(V - i, 256);
         memcpy(piece, logits + i, n * sizeof *piece);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * head.h: logits = head(norm(x)), and as probabilities.
+ * head.h: logits = head(norm(x)), and their log probabilities.
  */
 #ifndef BITNET_HEAD_H
 #define BITNET_HEAD_H
@@ -9,8 +9,8 @@
 #include "stack.h"
 #include "workspace.h"
 
-/* Norm and quantize rows [first, first + rows) of x for the head. BN_ERR_NUMERIC when one is not
- * finite. */
+/* Normalize and quantize rows [first, first + rows) of x for the head. BN_ERR_NUMERIC if a row is
+ * not finite. */
 bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
                         size_t rows);
 

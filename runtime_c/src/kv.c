@@ -31,9 +31,10 @@ static void key_int8(const bn_kernels *kernels, const bn_quantizing *a) {
 
 /* --- k4v8 --- */
 
-/* y = x times the Hadamard matrix of the largest power of two that divides n, which is returned,
- * along the diagonal as often as it fits. What stood out in one dimension is spread over all. Every
- * pass adds the second half to the first and subtracts it: side by side, whatever the order. */
+/* Rotate x by a block-diagonal matrix of Hadamard matrices whose size, which is returned, is the
+ * largest power of two that divides n. Outliers in one dimension are spread over all. Each pass
+ * stores the sums and differences of the two halves interleaved: the order does not matter, as keys
+ * and queries share it. */
 static size_t turn(float *y, const float *x, size_t n) {
     const size_t size = n & (~n + 1), half = size / 2;
     float last[BN_MAX_HEAD];
@@ -49,7 +50,7 @@ static size_t turn(float *y, const float *x, size_t n) {
     return size;
 }
 
-/* The float nearest to x of which the lower half is 0; x is not NaN. */
+/* Round x to a float whose lower 16 bits are 0; x is not NaN. */
 static float upper_half(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -58,8 +59,8 @@ static float upper_half(float x) {
     return x;
 }
 
-/* Codes 0..15 of n floats x, which stand for (2 code - 15) · what this returns: NaN if one of them
- * is not finite, because it has to show. */
+/* Encode n floats as codes 0..15, which stand for (2 code - 15) · scale. Returns the scale, NaN if
+ * an x is not finite, so that this is detected. */
 static float nibbles(uint8_t *codes, const float *x, size_t n) {
     float most = 0;
     for (size_t i = 0; i < n; i++)
@@ -67,14 +68,14 @@ static float nibbles(uint8_t *codes, const float *x, size_t n) {
     const float scale = isfinite(most) ? upper_half(most / 15) : NAN;
     const float s = scale > 0 ? 0.5f / scale : 0;
     for (size_t i = 0; i < n; i++) {
-        float code = x[i] * s + 8;  /* the integer below is the nearest code */
+        float code = x[i] * s + 8;  /* truncation gives the nearest code */
         code = code > 0 ? code : 0; /* NaN, too */
         codes[i] = (uint8_t)(code < 15 ? code : 15);
     }
     return scale;
 }
 
-/* At most 64 dimensions: their words and the one with both scales. Returns what is behind. */
+/* Encode at most 64 dimensions: their words, then the word with both scales. Returns the end. */
 static uint8_t *nibble_words(uint8_t *words, const float *x, size_t n) {
     enum { GROUP = BN_NIBBLE_GROUP };
     uint8_t codes[2 * GROUP] = {0};
@@ -102,7 +103,8 @@ static void key_k4v8(const bn_kernels *kernels, const bn_quantizing *a) {
     }
 }
 
-/* Turned keys times turned queries are as many times too large as `turn` says: a power of two. */
+/* Products of rotated keys and queries are too large by the factor that `turn` returns, a power of
+ * two. */
 static void query_k4v8(const bn_kernels *kernels, const bn_quantizing *a) {
     float turned[BN_MAX_HEAD];
     for (size_t row = 0; row < a->rows; row++) {

@@ -2,10 +2,10 @@
  *
  * mixture.c: see mixture.h.
  *
- * What limits it. One row reads what k experts take, as a dense network of k·F would, in the same
- * two runs of the threads: gate and up of all its experts, then down. A prompt of B rows gives an
- * expert B·k/X of them on average, so it computes as fast as a dense model does with so few rows;
- * there are two more runs, which copy inputs and add results, B·k·D values each.
+ * Performance. One row reads the weights of k experts, as many as a dense network of size k·F, in
+ * the same two parallel runs: gate and up of all its experts, then down. A prompt of B rows gives
+ * an expert B·k/X rows on average, so it is as fast as a dense model with that few rows, plus two
+ * more runs, which copy inputs and add results, B·k·D values each.
  */
 #include "mixture.h"
 
@@ -13,7 +13,7 @@
 
 #include "pass.h"
 
-/* Bytes of a router that one thread reads before it could have woken the others. */
+/* Bytes of a router that one thread reads in less time than waking the others takes. */
 enum { ALONE = 1 << 16 };
 
 typedef struct mixture {
@@ -23,9 +23,10 @@ typedef struct mixture {
     bn_pass of_slots;
 } mixture;
 
-/* --- which experts --- */
+/* --- routing --- */
 
-/* Logits of the router for rows from `i` on. It is fed what is quantized for the others. */
+/* Product for the router's logits of rows starting at `i`, from the same quantized input as the
+ * experts. */
 static bn_product scores(const mixture *m, size_t i) {
     const size_t X = m->ffn->choice.experts;
     return (bn_product){.w = &m->ffn->router, .y = m->slots->logits + i * X, .y_stride = X};
@@ -64,7 +65,7 @@ static void route(mixture *m) {
     choose(m, 0, 0);
 }
 
-/* Give each row its slots: sorted by expert, of one expert by row. */
+/* Assign slots to rows: sorted by expert, then by row. */
 static void deal(const mixture *m) {
     const bn_slots *s = m->slots;
     const size_t k = m->ffn->choice.taken, X = m->ffn->choice.experts, n = m->p->rows * k;
@@ -76,7 +77,7 @@ static void deal(const mixture *m) {
     memset(s->end, 0, X * sizeof *s->end);
     for (size_t i = 0; i < n; i++)
         s->end[s->expert[i]]++;
-    for (size_t e = 0; e < X; e++) { /* where it begins, until its slots are dealt */
+    for (size_t e = 0; e < X; e++) { /* start of its slots, which advances to their end */
         const uint32_t count = s->end[e];
         s->end[e] = sum;
         sum += count;
@@ -91,7 +92,7 @@ static void deal(const mixture *m) {
     }
 }
 
-/* --- what they compute --- */
+/* --- computing --- */
 
 typedef enum step { FIRST, GATE, UP, DOWN } step; /* FIRST: gate and up together */
 
@@ -125,13 +126,13 @@ static void multiply(const mixture *m, step which) {
     bn_linear_groups(&s->w->in, s->groups, n);
 }
 
-/* F32 and F16 have no scales, and are multiplied with h. */
+/* F32 and F16 weights have no scales, and are multiplied with h. */
 static int multiplies_floats(const bn_network *network) {
     return network->up.scale_scope == BN_SCALE_NONE ||
            (network->gate.data && network->gate.scale_scope == BN_SCALE_NONE);
 }
 
-/* Inputs of the slots are those of their rows. */
+/* Copy the inputs of rows to their slots. */
 static void copy_rows(void *context, int32_t thread, size_t first, size_t end) {
     const mixture *m = context;
     const bn_operands *from = &m->p->w->in, *to = &m->slots->w->in;
@@ -155,7 +156,7 @@ typedef struct own_norms {
     step which;
 } own_norms;
 
-/* The same, but each behind the norm that a linear has for itself. */
+/* The same, but quantized after the linear's own norm. */
 static void norm_rows(void *context, int32_t thread, size_t first, size_t end) {
     const own_norms *a = context;
     mixture *m = a->m;

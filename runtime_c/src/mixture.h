@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * mixture.h: a feed-forward network for each expert, and of these some for each row.
+ * mixture.h: mixture of experts: several feed-forward networks, of which each row uses some.
  *
  *     x += post_norm( Σ share · expert( norm(x) ))     in the order of shares, largest first
  *
- * A row that takes k experts has k slots: rows of a workspace of their own, in the order of the
- * experts, so that each expert multiplies its rows together and only those of them that are taken
- * are read.
+ * A row routed to k experts has k slots: rows of a separate workspace, sorted by expert, so that
+ * each expert processes its rows together and experts without rows are not read.
  */
 #ifndef BITNET_MIXTURE_H
 #define BITNET_MIXTURE_H
@@ -14,25 +13,25 @@
 #include "network.h"
 #include "workspace.h"
 
-/* Slots that are filled at a time, if a row does not take more. They take memory; but the more of
- * them, the more rows an expert has to share a reading of it. */
+/* Slots processed at a time, more if one row needs more. They take memory, but the more there are,
+ * the more rows share one read of an expert. */
 enum { BN_SLOTS = 4096 };
 
-/* Scratch for up to `rows` rows. k is how many a row takes, X how many there are. */
+/* Scratch for up to `rows` rows. k: experts per row, X: experts in all. */
 typedef struct bn_slots {
     size_t rows;
     float *logits;        /* [rows][X] */
     uint64_t *keys;       /* [threads][X] */
     uint32_t *expert;     /* [rows][k] */
     float *share;         /* [rows][k] */
-    uint32_t *slot;       /* [rows][k] the slot of each of them */
-    uint32_t *row;        /* [rows·k] whose a slot is */
-    uint32_t *network;    /* [rows·k] and of which expert */
-    uint32_t *end;        /* [threads][X] behind the slots of each expert */
-    size_t taken;         /* most experts of all rows */
+    uint32_t *slot;       /* [rows][k] slot of each expert of a row */
+    uint32_t *row;        /* [rows·k] row of each slot */
+    uint32_t *network;    /* [rows·k] expert of each slot */
+    uint32_t *end;        /* [threads][X] end of each expert's slots */
+    size_t taken;         /* most experts that the rows can use */
     bn_group *groups;     /* [threads][taken] */
     bn_product *products; /* [threads][taken][2] */
-    bn_workspace *w;      /* operands, ffn and y of the slots */
+    bn_workspace *w;      /* holds operands, ffn and y of the slots */
 } bn_slots;
 
 /* See bn_workspace_part. */
@@ -41,7 +40,7 @@ typedef struct bn_part {
     bn_slots slots;
 } bn_part;
 
-/* Rows that go through a mixture at a time, of so many; and experts that these take at most. */
+/* Rows that go through a mixture at a time, at most `batch`; experts that they can use. */
 static inline size_t bn_mixture_rows(const bn_config *c, size_t batch) {
     const size_t most = BN_SLOTS / c->experts_per_token;
     return most == 0 ? 1 : most < batch ? most : batch;

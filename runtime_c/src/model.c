@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * model.c: from a packed file to typed pointers into it, ready to run.
+ * model.c: opens a packed file as typed pointers into it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "model.h"
 #include "system/status.h"
 
-/* Vectors of images take the place of rows of the embedding, or are compared with those of texts:
- * FORMAT.md §2, two stacks. */
+/* Image vectors replace rows of the embedding, or are compared with text vectors: FORMAT.md §2, two
+ * stacks. */
 static bn_status check_together(const bn_model *m, char *detail) {
     const bn_config *c = &m->stack.config, *v = &m->vision.config;
     const size_t of_image = bn_width(v), of_text = c->image_token ? c->dim : bn_width(c);
@@ -58,8 +58,8 @@ static bn_status open_stack(bn_model *m, uint32_t i, char *detail) {
                  : bn_stack_open(&m->file, i, &m->kernels, stack, detail);
 }
 
-/* The one place that knows which stack of a file does what: one may take text, with a draft behind
- * it, and one images. */
+/* The only place that knows the role of each stack of a file: at most one for text, with a draft
+ * after it, and one for images. */
 static bn_status open_stacks(bn_model *m, char *detail) {
     bn_status status = BN_OK;
     for (uint32_t i = 0; i < m->file.n_stacks && !status; i++)
@@ -85,18 +85,19 @@ static bn_status start_threads(int32_t asked, bn_pool **pool, char *detail) {
     return status;
 }
 
-/* Whether the compiler makes one operation of a product and a sum, which floats.h cannot see. */
+/* Whether the compiler fuses a product and a sum (FMA contraction), which floats.h cannot
+ * detect. */
 static int contracts(void) {
     const volatile float a = 1 + 0x1p-12f, square = 1 + 0x1p-11f; /* rounded */
     return a * a - square != 0;
 }
 
-/* What only saves memory is of no use to what is not kept. */
+/* Images do not keep their cache, so types that only save memory are replaced. */
 static int32_t image_type(int32_t type) {
     return type == BN_KV_F16 ? BN_KV_F32 : type == BN_KV_K4V8 ? BN_KV_INT8 : type;
 }
 
-/* Everything after the bytes are there. Takes over the mapping, also on failure. */
+/* Open a model from its bytes. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
     BN_STANDARD_FLOATS;
@@ -144,7 +145,7 @@ error:
     return status;
 }
 
-/* `detail` begins empty, so that here one is found that nobody has written to. */
+/* `detail` starts empty, so that `explain` can tell whether anything was written to it. */
 static void begin(char *detail) {
     if (detail)
         *detail = '\0';
@@ -207,7 +208,7 @@ void bn_model_leave(bn_model *m) {
     if (atomic_fetch_sub(&m->users, 1) > 1)
         return;
     bn_pool_free(m->pool);
-    free(m->work); /* of sessions that a forked child has from its parent */
+    free(m->work); /* of sessions that a forked child inherited */
     bn_stack_close(&m->stack);
     bn_stack_close(&m->vision);
     bn_added_close(m->added, m->n_added);

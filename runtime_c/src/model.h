@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * model.h: a packed file, open and ready to run.
+ * model.h: a packed file, opened and ready to run.
  */
 #ifndef BITNET_MODEL_H
 #define BITNET_MODEL_H
@@ -21,27 +21,28 @@ struct bn_model {
     bn_file file;
     bn_kernels kernels;
     bn_pool *pool;
-    bn_stack stack;  /* of tokens, or of vectors; {0}: the model only sees images */
-    bn_stack vision; /* of images; {0}: it sees none */
+    bn_stack stack;  /* text stack, for tokens or vectors; {0}: a vision-only model */
+    bn_stack vision; /* vision stack; {0}: none */
     int32_t image_kv_type;
-    bn_added *added; /* [n_added] adapters that texts can have */
+    bn_added *added; /* [n_added] adapters from separate files */
     int32_t n_added;
-    struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
+    struct bn_workspace *work; /* shared by the sessions, in turns (turn.h); NULL without a
+                                * session */
     atomic_size_t n_sessions;
-    atomic_size_t users; /* who opened it, until it is closed, and each session */
-    bn_budget budget;    /* of their caches */
-    bn_pace pace;        /* of who has the turn */
+    atomic_size_t users; /* the opener, until it closes the model, and each session */
+    bn_budget budget;    /* of the sessions' caches */
+    bn_pace pace;        /* owned by whoever has the turn */
 };
 
 static inline int bn_reads(const bn_model *m) {
     return m->stack.layers != NULL;
 }
 
-/* A session begins, or ends; the last user frees the model. */
+/* Add or remove a user (a session); the last one frees the model. */
 void bn_model_join(bn_model *m);
 void bn_model_leave(bn_model *m);
 
-/* Of the adapters that rows of a stack of it can have; 0: there are none. */
+/* Highest rank of the adapters that rows of a stack can use; 0: there are none. */
 size_t bn_most_rank(const bn_model *m, const bn_stack *stack);
 
 static inline int bn_sees(const bn_model *m) {

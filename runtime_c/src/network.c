@@ -2,8 +2,8 @@
  *
  * network.c: see network.h.
  *
- * Behind relu² most of act(gate) is 0: a matrix that is stored for it (lines.c) is read only where
- * that matters, up where the gate is positive, down for the inputs that are not 0.
+ * After relu² most of act(gate) is 0. Matrices in an encoding for this (lines.c) are read only
+ * where needed: up where the gate is positive, down for inputs that are not 0.
  */
 #include "network.h"
 
@@ -54,7 +54,7 @@ bn_ffn bn_ffn_of_pool(const bn_file *f, uint32_t stack, const bn_kernels *kernel
                     .networks = network};
 }
 
-/* [B][F] of what gate gives, and behind it the same of up. */
+/* [B][F] outputs of gate, followed by the same for up. */
 static size_t gate_floats(const bn_config *c, size_t batch) {
     return (batch * c->ffn_dim + BN_LANES - 1) / BN_LANES * BN_LANES;
 }
@@ -81,7 +81,7 @@ static const bn_network *network_of(const activation *a, size_t row) {
     return &a->ffn->networks[a->network ? a->network[row] : 0];
 }
 
-/* Where a row's input of down goes; the first row is that of the task. */
+/* Place of a row's input of down: its own, or that of the task's first row as scratch. */
 static float *place_of(const activation *a, size_t row, size_t first) {
     const bn_operands *in = &a->p->w->in;
     return in->h + (bn_keeps_h(a->p, &network_of(a, row)->down) ? row : first) * in->wide;
@@ -105,7 +105,7 @@ static void gated_rows(void *context, int32_t thread, size_t first, size_t end) 
     }
 }
 
-/* h = act(up). The kernels multiply with something: here with 1. */
+/* h = act(up). The kernels compute act(g) · u: here u = 1. */
 static void plain_rows(void *context, int32_t thread, size_t first, size_t end) {
     enum { PIECE = 1024 };
     const activation *a = context;

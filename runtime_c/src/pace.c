@@ -2,11 +2,11 @@
  *
  * pace.c: see pace.h.
  *
- * A pass of R rows takes T(R) seconds and each round of guesses before it G. Rows of tokens that
- * are sure give one token each; a guess gives its path, the product of the probabilities of those
- * of its text up to it. A guess more is made, or computed, while that raises the tokens a second of
- * the whole pass. The probability is first how often guesses were right, then how sure the draft is
- * of this one, corrected by what became of such promises.
+ * A pass of R rows takes T(R) seconds and each round of guesses before it G. Rows of known tokens
+ * give one token each; a guess gives its path, the product of the probabilities of its text's
+ * guesses up to and including it. Another guess is made, or computed, while that raises the tokens
+ * per second of the whole pass. The probability is at first the share of guesses that were right;
+ * once the guess is made, the draft's confidence in it, calibrated by past outcomes.
  */
 #define _POSIX_C_SOURCE 200112L /* clock_gettime */
 
@@ -14,10 +14,10 @@
 
 #include <time.h>
 
-enum { REST = 64 };        /* passes without a guess until one is tried anyway */
-#define CREDIT 4.0         /* tokens whose time a draft may cost a text before it has to earn it */
-#define DOUBT (1.0 / 4)    /* the part of that which one has that was given up before */
-#define MEMORY (31.0 / 32) /* of what came before, at each guess */
+enum { REST = 64 };        /* passes without a guess before one is tried anyway */
+#define CREDIT 4.0         /* tokens whose time a draft may cost a text before it must pay off */
+#define DOUBT (1.0 / 4)    /* fraction of that after a draft was given up */
+#define MEMORY (31.0 / 32) /* decay of past outcomes per guess */
 
 double bn_seconds(void) {
     struct timespec now;
@@ -25,12 +25,12 @@ double bn_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* What disturbs a measurement makes it longer: so one that is shorter counts at once. */
+/* Disturbances only make a measurement longer, so a shorter one counts at once. */
 static void note(double *known, double seconds) {
     *known = *known == 0 || seconds < *known ? seconds : *known + (seconds - *known) / 8;
 }
 
-/* Fewer rows are not slower. */
+/* A pass with fewer rows is not slower, so times of fewer rows are capped. */
 void bn_pace_note(double *known, int32_t n, double seconds) {
     if (n < 1 || n > BN_PACE_ROWS)
         return;
@@ -44,7 +44,7 @@ void bn_pace_note_keep(bn_pace *pace, double seconds) {
     note(&pace->keep, seconds);
 }
 
-/* More rows are not quicker. */
+/* A pass with more rows is not faster: the maximum up to n rows. */
 static double of(const double *known, int32_t n) {
     double seconds = 0;
     for (int32_t i = 0; i < n && i < BN_PACE_ROWS; i++)
@@ -52,7 +52,6 @@ static double of(const double *known, int32_t n) {
     return seconds;
 }
 
-/* Of guesses whose turn came, how many were right; at first as many as of a good draft. */
 double bn_luck_share(const bn_luck *luck) {
     return (luck->right + 3) / (luck->offered + 4);
 }
@@ -63,18 +62,19 @@ static double probability(const bn_luck *luck, double confidence) {
     return p < 1 ? p : 1;
 }
 
-/* Tokens a second; the time may be unknown, and all the same for both that are compared. */
+/* Compare tokens per second; the times are either both known or both 0. */
 static int is_quicker(double tokens, double seconds, double than_tokens, double than_seconds) {
     return tokens * than_seconds >= than_tokens * seconds;
 }
 
-/* That the pass takes with so many rows and so much more guessing; 0: it is not known. */
+/* Time of the pass with this many rows and this much additional guessing; 0: unknown. */
 static double time_of(const bn_pace *pace, const bn_outlook *pass, int32_t rows, double guessing) {
     const double seconds = of(pace->pass, rows);
     return seconds > 0 ? seconds + pass->guessing + guessing : 0;
 }
 
-/* How many of n rows more are best. guessing: seconds that so many take beside, or NULL. */
+/* The best number of additional rows, up to n. guessing: seconds to guess i + 1 of them, or
+ * NULL. */
 static bn_offer best_of(const bn_pace *pace, const bn_outlook *pass, const double *gains,
                         const double *guessing, int32_t n) {
     bn_offer best = {.tokens = pass->tokens, .seconds = time_of(pace, pass, pass->rows, 0)};
@@ -131,7 +131,7 @@ void bn_luck_keep(bn_luck *luck, const bn_pace *pace, int32_t n) {
     luck->spent += pace->keep * n;
 }
 
-/* What it saved may be spent again, up to a bound: a text can change. */
+/* Savings may be spent again, up to a limit, as a text can change. */
 void bn_luck_settle(bn_luck *luck, const bn_pace *pace, int32_t sure, int32_t rows, int32_t n,
                     int32_t right) {
     const double seconds = of(pace->pass, sure), least = -CREDIT * of(pace->pass, 1);

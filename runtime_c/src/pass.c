@@ -8,7 +8,7 @@
 
 #include "linear/tiles.h"
 
-enum { TOGETHER = 4 }; /* rows that are normed at a time: they are near when they are looked at */
+enum { TOGETHER = 4 }; /* rows normalized at a time, to be quantized while in the cache */
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
     if (p->alone)
@@ -31,7 +31,7 @@ int bn_keeps_h(const bn_pass *p, const bn_tensor *linear) {
     return p->stack->floats || linear->scale_scope == BN_SCALE_NONE;
 }
 
-/* The scale of what is not finite is NaN or 0. */
+/* A row that is not finite has the scale NaN or 0. */
 static void quantize(bn_pass *p, size_t row, size_t n, const float *x, size_t stride,
                      size_t width) {
     const bn_operands *in = &p->w->in;
@@ -74,7 +74,7 @@ void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, con
 typedef struct inputs {
     bn_pass *p;
     const bn_norm *norm;
-    const float *from; /* row 0 of the workspace */
+    const float *from;
     size_t stride, width;
     const bn_tensor *linear;
 } inputs;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * patches.c: see patches.h. A product by the float rule, as heads and routers that are floats have.
+ * patches.c: see patches.h. Computed like other float matrices, as heads and routers can be.
  */
 #include "patches.h"
 
@@ -8,7 +8,8 @@
 
 #include "pass.h"
 
-/* h = the pixels of a patch, normalized, in the order (channel, y, x). What is no patch is 0. */
+/* h = the normalized pixels of a patch, in the order (channel, y, x); 0 for rows that are not
+ * patches. */
 static void gather_row(const bn_pass *p, size_t row) {
     const bn_config *c = &p->stack->config;
     const bn_row *r = &p->w->rows[row];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * probe.c: see probe.h. It is made of the steps of other layers.
+ * probe.c: see probe.h. Built from the steps of other layers.
  */
 #include "probe.h"
 
@@ -12,16 +12,16 @@
 #include "forward.h"
 #include "pass.h"
 
-/* Keys and values of the states, into the caches. */
+/* Store keys and values of the states in the caches. */
 static void remember(bn_pass *p, const bn_layer *l) {
     const size_t HE = (size_t)p->stack->config.n_heads * p->stack->config.head_dim;
     const bn_product kv[] = {{.w = &l->k, .y = p->w->kv, .y_stride = 2 * HE},
                              {.w = &l->v, .y = p->w->kv + HE, .y_stride = 2 * HE}};
-    bn_project(p, &l->attn_norm, kv, 2); /* of the final norm */
+    bn_project(p, &l->attn_norm, kv, 2); /* after the final norm */
     bn_cache_append(p, l);
 }
 
-/* Row i now is the query of image i, which sees all of it from any position. */
+/* Row i becomes the query of image i; the mask lets it see the whole image from any position. */
 static void place_probes(bn_pass *p, const float *probe, size_t each) {
     const size_t D = p->stack->config.dim;
     for (size_t i = 0; i < p->rows; i++) {

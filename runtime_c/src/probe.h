@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * probe.h: pooling by attention: one more layer, in which a query of the model's own looks at the
- * states of a text or an image.
+ * probe.h: attention pooling: an additional layer in which a learned query attends to the states of
+ * an image.
  *
  *     y = o( attention( q(probe), k(states), v(states) ));   y += down( act( up( norm(y) )))
  */
@@ -11,9 +11,9 @@
 #include "model.h"
 #include "workspace.h"
 
-/* After bn_forward of `images` times `each` rows: h[i] = the vector of the i-th. The caches are
- * laid out for stack->pooling, and what they hold is lost. BN_ERR_NUMERIC when one is not finite.
- */
+/* After bn_forward of images · each rows: h[i] = the pooled vector of image i. The caches must be
+ * laid out for stack->pooling; their contents are overwritten. BN_ERR_NUMERIC if a value is not
+ * finite. */
 bn_status bn_probe(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t images,
                    size_t each);
 

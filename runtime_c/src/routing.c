@@ -7,7 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Larger for a larger p >= 0, and of equal ones for the first. No two are equal, whatever p is. */
+/* Larger for a larger p >= 0; on ties, for the first expert. All keys are distinct, whatever p
+ * is. */
 static uint64_t key_of(float p, size_t expert) {
     uint32_t bits;
     memcpy(&bits, &p, sizeof bits);
@@ -18,7 +19,7 @@ static uint32_t expert_of(uint64_t key) {
     return UINT32_MAX - (uint32_t)key;
 }
 
-/* Let the key at a place of a heap sink until none below it is larger. */
+/* Sift the key at a place of a heap down. */
 static void sink(uint64_t *heap, size_t n, size_t at) {
     const uint64_t key = heap[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
@@ -30,7 +31,7 @@ static void sink(uint64_t *heap, size_t n, size_t at) {
     heap[at] = key;
 }
 
-/* A heap takes E + k·log E steps, so a file cannot ask for E·k. */
+/* A heap takes E + k·log E steps, so a hostile file cannot cause E·k. */
 static void take_largest(uint64_t *keys, size_t n, size_t k, uint32_t *expert) {
     for (size_t at = n / 2; at-- > 0;)
         sink(keys, n, at);

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * screen.c: the logits that matter without reading the whole head, the largest matrix of the model.
+ * screen.c: finds the logits that matter without reading the whole head, the largest matrix of the
+ * model.
  *
- * The sketch (FORMAT.md §4, a quarter of the bytes) gives every logit but for
+ * The sketch (FORMAT.md §4, a quarter of the bytes) gives every logit up to an error
  *     e = Σ (c - (s - 1.5)·t)·q·σ/s_q,
- * with q and 1/s_q the codes and the scale of the activations. What a sketch leaves of a weight
- * behaves like noise of deviation d, so e has deviation d·|q|·σ/s_q: SIGMAS of these below the k-th
- * largest logit, a token is out; the rest are computed from their codes. Of a token that is drawn
- * by its own noise the same bound says when it may come soonest: later than one that is known, it
- * is out.
+ * with q and 1/s_q the codes and the scale of the activations. The residual of a weight behaves
+ * like noise of standard deviation d, so e has the deviation d·|q|·σ/s_q. A token SIGMAS of these
+ * below the k-th largest logit is ruled out; the others are computed from their codes. For a token
+ * drawn by its own noise, the same bound gives its earliest possible arrival; if that is after the
+ * arrival of a known token, it is ruled out.
  *
- * In a sample, the likeliest tokens, e is measured; should it be larger, because large q meet
- * columns that the sketch cuts off, all deviations are taken larger by as much. To break this a row
- * would have to line up what was left of it with q, with a chance below 1e-11 a token where it is
+ * In a sample, the likeliest tokens, e is measured; if it is larger than expected, because large q
+ * meet columns that the sketch clips, all deviations are scaled up accordingly. The bound fails
+ * only if the residual of a row is aligned with q, with a chance below 1e-11 per token if it is
  * noise. In four models trained by this project, no logit was more than 4 such deviations above its
  * estimate (1,024 tokens of text, 1,000 to 4,000 logits each).
  */
@@ -26,7 +27,7 @@
 #include "linear/sketch.h"
 
 #define SIGMAS 7.0f
-#define ROUNDING 0.01f /* added to d: more than all roundings of floats come to */
+#define ROUNDING 0.01f /* added to d: exceeds all float rounding errors */
 
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT = 1024, SAMPLE = 64 /* tokens */ };
 
@@ -37,7 +38,7 @@ typedef struct sketch {
     const uint8_t *tiles;
     const float *step, *deviation; /* [V] */
     float *logits;                 /* [rows][V] */
-    size_t first, rows;            /* of the workspace */
+    size_t first, rows;            /* in the workspace */
 } sketch;
 
 static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
@@ -92,12 +93,12 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 
 typedef struct screen {
     sketch of;
-    float noise; /* of e, without d and σ */
-    float bar;   /* no logit below it is among the largest that are wanted */
+    float noise; /* of e, without the factors d and σ */
+    float bar;   /* no logit below it is among the wanted largest */
     const bn_draw *draw;
-    float top;        /* what logits of a draw are held against: any number near the largest */
-    double soonest;   /* wait of a token of the draw: what comes later does not come first */
-    uint32_t *listed; /* [V]: of each SIFT tokens those left, then NONE where there is room */
+    float top;        /* reference for the logits of a draw: any number near the largest */
+    double soonest;   /* arrival of a known token of the draw: later ones cannot come first */
+    uint32_t *listed; /* [V]: of each SIFT tokens those remaining, then NONE if there is room */
 } screen;
 
 #define NONE UINT32_MAX
@@ -106,7 +107,7 @@ static float deviation(const screen *c, size_t row) {
     return c->noise * ((c->of.deviation[row] + ROUNDING) * c->of.head->scales[row]);
 }
 
-/* Logits become weights in a draw, but for a common factor. u: the noise of their tokens. */
+/* Turn logits into weights of a draw, up to a common factor. u: the noise of their tokens. */
 static void weigh(const screen *c, float *x, double *u, const uint32_t *tokens, size_t n) {
     const bn_vector_kernels *vectors = &c->of.m->kernels.vectors;
     for (size_t i = 0; i < n; i++)
@@ -115,9 +116,9 @@ static void weigh(const screen *c, float *x, double *u, const uint32_t *tokens, 
     vectors->noise(u, tokens, n, c->draw->seed, c->draw->position);
 }
 
-/* The tokens that reach the bar or may come first, as -ln u >= 1 - u. Returns how many. */
+/* Tokens that reach the bar or may come first, as -ln u >= 1 - u. Returns how many. */
 static size_t may_come_first(const screen *c, uint32_t *left, const bn_estimates *a, size_t first) {
-    const double margin = 1.001; /* more than all roundings of a weight come to */
+    const double margin = 1.001; /* exceeds all rounding errors of a weight */
     float most[SIFT], weight[SIFT];
     double u[SIFT];
     size_t n = 0;
@@ -139,7 +140,7 @@ static size_t may_reach(const screen *c, uint32_t *left, const bn_estimates *a, 
     return n;
 }
 
-/* Rule out what is not wanted, compute the rest in full. */
+/* Rule out tokens, and compute the logits of the rest in full. */
 static void sift(void *context, int32_t thread, size_t part, size_t end) {
     (void)thread, (void)end; /* one part */
     const screen *c = context;
@@ -157,7 +158,7 @@ static void sift(void *context, int32_t thread, size_t part, size_t end) {
         left[n] = NONE;
 }
 
-/* What was left of all parts comes to stand together, and so do the logits. Returns how many. */
+/* Compact the remaining tokens of all parts and their logits. Returns how many. */
 static size_t gather(const screen *c) {
     const size_t V = c->of.head->rows;
     size_t n = 0;
@@ -169,7 +170,7 @@ static size_t gather(const screen *c) {
     return n;
 }
 
-/* The least of the maxima of k parts: k of V numbers reach it, and not many more. */
+/* The minimum of the maxima of k parts: at least k of V numbers reach it, and not many more. */
 static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
     float least = INFINITY;
     for (size_t i = 0; i < k && i < V; i++) {
@@ -180,8 +181,8 @@ static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, 
     return least;
 }
 
-/* By insertion: few numbers reach a bar that k of them reach, and fewer the k-th so far. Ids rise,
- * so a tie goes behind those before it, and one with the k-th never enters. */
+/* Insertion sort: few numbers reach a bar that k of them reach, and fewer reach the k-th so far.
+ * Ids ascend, so a tie goes after those before it, and a tie with the k-th never enters. */
 size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, float least,
                   uint32_t *top) {
     enum { BLOCK = 1024 };
@@ -211,7 +212,7 @@ int bn_head_screens(const bn_stack *s) {
            s->config.logit_softcap == 0;
 }
 
-/* The soonest of n tokens whose logits are known, without those that will be changed. */
+/* The earliest arrival among n tokens with known logits, excluding those that will be changed. */
 static double soonest_of(const screen *c, const uint32_t *tokens, const float *logits, size_t n,
                          const bn_wanted *wanted) {
     float weight[BN_SCREEN_MOST];
@@ -228,14 +229,14 @@ static double soonest_of(const screen *c, const uint32_t *tokens, const float *l
     return soonest;
 }
 
-/* Compute the likeliest tokens in full. The k-th largest of them is a bar that k tokens pass, and
- * the soonest of them comes before most others. */
+/* Compute the likeliest tokens in full. The k-th largest of them is a bar that at least k tokens
+ * reach, and the earliest of them arrives before most others. */
 static void take_sample(screen *c, const bn_wanted *wanted) {
     uint32_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
     float right[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
     const float *y = c->of.logits;
-    const size_t k = wanted->k + wanted->n; /* those that will be changed may be among them */
+    const size_t k = wanted->k + wanted->n; /* those to be changed may be among them */
     const size_t n =
         bn_largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, -INFINITY, top);
     bn_linear_int8_rows(&c->of.w->in, c->of.head, top, n, right);
@@ -261,7 +262,7 @@ size_t bn_head_wanted(const bn_model *m, const bn_stack *stack, const bn_workspa
                 .listed = listed};
     take_sample(&c, wanted);
     for (size_t i = 0; i < wanted->n; i++)
-        logits[wanted->changed[i]] = INFINITY; /* which reaches every bar */
+        logits[wanted->changed[i]] = INFINITY; /* reaches every bar */
     bn_pool_run(w->in.pool, (c.of.head->rows + SIFT - 1) / SIFT, 1, sift, &c);
     return gather(&c);
 }

@@ -10,7 +10,7 @@
 #include "screen.h"
 #include "system/status.h"
 
-/* What a file may say and this engine does not do yet. */
+/* Refuse valid configurations that this engine does not support yet. */
 static bn_status check_supported(const bn_config *c, char *detail) {
     if (c->input == BN_INPUT_IMAGES && c->adapters)
         return bn_fail(detail, BN_ERR_UNSUPPORTED,
@@ -18,7 +18,8 @@ static bn_status check_supported(const bn_config *c, char *detail) {
     return BN_OK;
 }
 
-/* A bidirectional text is done when a layer is: the next may have the place of its keys. */
+/* A bidirectional text is complete after each layer, so the next layer can reuse the place of its
+ * keys. */
 static void find_place(bn_stack *s, bn_layer *l) {
     l->part = l->mask.window > 0;
     if (s->config.mask == BN_MASK_BIDIRECTIONAL)
@@ -63,7 +64,7 @@ static const float *read_vector(const bn_file *f, uint32_t stack, uint32_t role)
         .data;
 }
 
-/* Room for layers; these and their networks have records in the file. */
+/* Allocate layers and networks; their number is bounded, as each has records in the file. */
 static bn_status make_room(bn_stack *s) {
     s->layers = calloc(s->config.n_layers, sizeof *s->layers);
     s->networks = calloc(s->config.n_layers * bn_ffn_networks(&s->config), sizeof *s->networks);
@@ -89,7 +90,7 @@ static int has_floats(const bn_stack *s) {
     return floats;
 }
 
-/* Every head has keys of its own, and there is neither a gate nor a position nor a soft-cap. */
+/* Attention pooling: every head has its own keys; no gate, position encoding or soft-cap. */
 static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels *kernels,
                               bn_stack *s) {
     bn_stack *pooling = s->pooling = calloc(1, sizeof *pooling);
@@ -184,7 +185,7 @@ static void count(bn_model_info *info, const bn_tensor *t) {
     }
 }
 
-/* Adds what the networks of a layer cost: of experts, as many as a token takes. */
+/* Add the cost of a layer's networks; of experts, only those that a token uses. */
 static void count_networks(bn_model_info *info, const bn_ffn *ffn, size_t n) {
     bn_model_info all = {0};
     for (size_t i = 0; i < n; i++) {
@@ -194,7 +195,7 @@ static void count_networks(bn_model_info *info, const bn_ffn *ffn, size_t n) {
     }
     const size_t taken = ffn->router.data ? ffn->choice.taken : 1;
     info->ternary_weights += all.ternary_weights;
-    info->bytes_per_token += all.bytes_per_token / n * taken; /* experts are alike */
+    info->bytes_per_token += all.bytes_per_token / n * taken; /* all experts cost the same */
     info->macs_per_token += all.macs_per_token / n * taken;
     count(info, &ffn->router);
 }
@@ -210,7 +211,7 @@ void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info) {
 }
 
 void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
-    bn_model_info besides = {0}; /* of an image, or of guesses */
+    bn_model_info besides = {0}; /* not part of decoding a token */
     bn_stack_count_layers(stack, info);
     if (stack->pooling)
         bn_stack_count_layers(stack->pooling, &besides);

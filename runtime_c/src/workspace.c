@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * workspace.c: see workspace.h. It is one allocation.
+ * workspace.c: see workspace.h. A workspace is one allocation.
  */
 #include "workspace.h"
 
@@ -15,9 +15,9 @@
 #include "system/pages.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
-enum { ROOM = 512 }; /* rows of several texts that see what stands behind them, at least */
+enum { ROOM = 512 }; /* minimum room for rows of several texts with a non-causal mask */
 
-/* Hands out aligned pieces of one block. Run once with base NULL to learn the size. */
+/* Hands out aligned pieces of one block. Run once with base NULL to get the size. */
 typedef struct arena {
     uint8_t *base;
     size_t used;
@@ -34,7 +34,7 @@ size_t bn_score_rows(const bn_stack *stack, size_t batch) {
     return rows < 1 ? 1 : rows < batch ? rows : batch;
 }
 
-/* What a linear is given, for so many rows. */
+/* Inputs of a linear, for `rows` rows. */
 static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands *in, size_t rows,
                            arena *a) {
     const bn_config *c = &stack->config;
@@ -44,7 +44,8 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->wide =
         bn_max(bn_max(c->dim, c->n_heads * c->head_dim), bn_max(c->ffn_dim, stack->patch.cols));
     in->wide = bn_max(in->wide, stack->draft ? 2 * c->dim : 0);
-    in->q_stride = bn_q_row(in->wide) | BN_Q_ALIGN; /* odd, so that rows share no sets of a cache */
+    in->q_stride = bn_q_row(in->wide) | BN_Q_ALIGN; /* an odd multiple of BN_Q_ALIGN, so that rows
+                                                     * do not compete for cache sets */
     in->group_sums_stride =
         stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     in->h = take(a, rows * in->wide, sizeof(float));
@@ -54,7 +55,7 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->group_sums = take(a, rows * in->group_sums_stride, sizeof(int32_t));
 }
 
-/* Slots have inputs of their own, and the scratch of `w` to multiply them with. */
+/* Slots have their own inputs, and share the product scratch of `w`. */
 static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
     const bn_config *c = &stack->config;
     const size_t X = c->n_experts, k = c->experts_per_token;
@@ -89,7 +90,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     const size_t G = bn_max(c->n_kv_heads, pooling->n_kv_heads);
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
-    /* rows that go through a linear together; of the head, as many at a time */
+    /* weight rows computed together; the head computes as many at a time */
     const size_t rows =
         (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
@@ -159,7 +160,7 @@ bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t
     return from;
 }
 
-/* Operands from a row on, with the scratch of one thread, which is alone. */
+/* Operands starting at `row`, with the scratch of one thread that works alone. */
 static bn_operands operands_part(const bn_operands *o, size_t row, size_t thread) {
     bn_operands part = *o;
     part.pool = NULL;
@@ -188,7 +189,7 @@ size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
     return rows / threads;
 }
 
-/* What a feed-forward network needs from a row on. */
+/* What a feed-forward network needs, starting at `row`. */
 static bn_workspace network_part(const bn_workspace *w, const bn_config *c, size_t row,
                                  size_t thread) {
     bn_workspace part = *w;
