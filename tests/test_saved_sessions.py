@@ -187,7 +187,7 @@ def test_what_is_no_session(model: Model, saved: Path, path: Path) -> None:
         (content[:-1], "expected"),
         (content + b"x", "expected"),
         (content[:200] + b"\xff\xff" + content[202:], "the checksum is"),
-        (path.read_bytes(), "this is no saved session"),
+        (path.read_bytes(), "this is not a saved session"),
         (content[:8] + b"\x63" + content[9:], "version is 99, expected 2"),
     ]:
         wrong.write_bytes(data)

@@ -33,8 +33,7 @@ static void apply_bias(const bn_sampler *s, const bn_choices *of, float *x) {
     }
 }
 
-/* The counts of the tokens in the window are the only ones touched, so nothing is cleared that
- * the window does not name. */
+/* Only the counts of tokens in the window are used, so only these are cleared. */
 static bn_status apply_penalties(const bn_sampler *s, const bn_choices *of, float *x,
                                  uint32_t *counts, uint32_t vocab, const int32_t *tokens,
                                  int32_t n) {
@@ -54,7 +53,7 @@ static bn_status apply_penalties(const bn_sampler *s, const bn_choices *of, floa
             counts[tokens[i]]++;
     for (int32_t i = 0; i < n; i++) {
         const int32_t token = tokens[i];
-        if (token == BN_NO_TOKEN || counts[token] == 0) /* met before */
+        if (token == BN_NO_TOKEN || counts[token] == 0) /* already handled */
             continue;
         const uint32_t at = bn_place_of(of, (uint32_t)token);
         if (at < of->n) {

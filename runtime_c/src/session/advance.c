@@ -10,13 +10,13 @@
 #include "sampler.h"
 #include "trail.h"
 
-/* What a text has in a pass. */
+/* The part of one text in a pass. */
 typedef struct item {
     bn_entry *entry;
     bn_guesses own;
     const int32_t *guesses; /* the caller's, or its own */
     int32_t n;
-    size_t row; /* its first */
+    size_t row; /* first row in the batch */
 } item;
 
 typedef struct pass {
@@ -24,14 +24,14 @@ typedef struct pass {
     item items[BN_GUESSERS];
     int32_t n;
     size_t rows,
-        scored;   /* that are sure; of these, those behind which one token is chosen at once */
-    int step;     /* for bn_session_step: of what is chosen only true guesses are wanted */
-    int32_t sure; /* rows of texts that choose a token, and of the callers' guesses */
+        scored;   /* rows of known tokens; of these, those after which a token is chosen at once */
+    int step;     /* 1: for bn_session_step, keep only right guesses */
+    int32_t sure; /* rows of texts that choose a token, including the callers' guesses */
     bn_outlook outlook;
 } pass;
 
-/* Its rows make scores; else it is a piece of a prompt, of which at most the last row makes some,
- * later. */
+/* Whether its rows produce scores. Otherwise it is a piece of a prompt, whose logits, if needed,
+ * are computed later from its last row. */
 static int is_scored(const bn_entry *entry) {
     return entry->n_tokens == 1 && entry->most > 0;
 }
@@ -51,9 +51,9 @@ static const int32_t *tokens_of(const bn_entry *entry) {
     return entry->tokens + (entry->n_tokens - bn_count_tokens(entry));
 }
 
-/* --- what is computed --- */
+/* --- building the pass --- */
 
-/* Those with one adapter stand together, so that it is read once for all. */
+/* Items with the same adapter are adjacent, so that it is read once for all of them. */
 static void add_item(pass *p, bn_entry *entry) {
     int32_t at = p->n++;
     for (; at > 0 && p->items[at - 1].entry->session->adapter > entry->session->adapter; at--)
@@ -61,7 +61,7 @@ static void add_item(pass *p, bn_entry *entry) {
     p->items[at] = (item){.entry = entry};
 }
 
-/* Those of the entries that one pass has room for, in order. Returns how many. */
+/* Admit entries in order while the pass has room. Returns how many were looked at. */
 static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
     int32_t taken = 0;
     for (; taken < n && p->n < BN_GUESSERS; taken++) {
@@ -78,13 +78,13 @@ static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
     return taken;
 }
 
-/* Rows of guesses that there is room for. */
+/* Room for rows of guesses. */
 static int32_t room_of(const pass *p) {
     const size_t rows = p->b->w->batch - p->rows, scores = p->b->w->score_rows - p->scored;
     return (int32_t)(rows < scores ? rows : scores);
 }
 
-/* And of those, that a text wants and can have. */
+/* Guesses that a text wants and can use, within `room`. */
 static int32_t most_guesses(const bn_entry *entry, int32_t room) {
     const bn_session *s = entry->session;
     int32_t most = bn_smaller(room, entry->most - 1);
@@ -96,21 +96,22 @@ static int32_t most_guesses(const bn_entry *entry, int32_t room) {
 static void take_callers(item *i, int32_t *room) {
     bn_entry *entry = i->entry;
     const int32_t most = bn_smaller(most_guesses(entry, *room), entry->n_draft);
-    if (most < 1 || bn_session_reserve(entry->session, 1 + most)) /* one may fit */
+    if (most < 1 || bn_session_reserve(entry->session, 1 + most)) /* one token may still fit */
         return;
     i->guesses = entry->draft;
     i->n = most;
     *room -= most;
 }
 
-/* Whether the engine may guess: in a text that is held to something it does not. */
+/* Whether the engine may guess; not with bn_sampler.allowed. */
 static int may_guess(const item *i) {
     const bn_entry *entry = i->entry;
     return is_scored(entry) && entry->n_draft < 1 && entry->session->drafted >= 0 &&
            !(entry->sampler && entry->sampler->allowed);
 }
 
-/* Where the text repeats itself, or later with others by the draft: whether it wants that. */
+/* Guess where the text repeats itself. Returns whether it should be guessed by the draft instead,
+ * together with other texts. */
 static int take_own(item *i, bn_outlook *outlook) {
     bn_entry *entry = i->entry;
     bn_session *s = entry->session;
@@ -118,7 +119,7 @@ static int take_own(item *i, bn_outlook *outlook) {
     if (most < 1 || bn_session_reserve(s, 1 + most))
         return 0;
     if (bn_luck_is_out(&s->luck, &s->model->pace))
-        s->trailing = 0; /* keeping up takes time, too */
+        s->trailing = 0; /* stop keeping up, which takes time too */
     i->n = bn_repeats_offer(s, *entry->tokens, most, outlook);
     i->guesses = s->tokens + s->position + 1;
     i->own = (bn_guesses){
@@ -126,7 +127,7 @@ static int take_own(item *i, bn_outlook *outlook) {
     return i->n == 0 && s->stack->draft;
 }
 
-/* The caller's guesses first, then its own. */
+/* Take the callers' guesses first, then make the engine's own. */
 static void guess(pass *p) {
     bn_guesses *texts[BN_GUESSERS];
     item *of[BN_GUESSERS];
@@ -151,7 +152,7 @@ static void guess(pass *p) {
     }
 }
 
-/* Those that make scores come first (row.h). */
+/* Rows that produce scores come first (row.h). */
 static void add_rows(pass *p) {
     for (item *i = p->items; i < p->items + p->n; i++)
         bn_trail_begin(i->entry->session, p->b->w, bn_count_tokens(i->entry) + i->n,
@@ -175,7 +176,7 @@ static void add_rows(pass *p) {
         }
 }
 
-/* --- what becomes of it --- */
+/* --- results of the pass --- */
 
 static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *token) {
     bn_session *s = i->entry->session;
@@ -183,8 +184,8 @@ static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *toke
     return bn_choose(s, w, &sampler, token, NULL);
 }
 
-/* Keep the rows of a text up to where something else than its guess is chosen. w: scratch, which
- * may be the first of its rows. */
+/* Keep the rows of a text up to the first guess that differs from the chosen token. w: scratch,
+ * which may overlap the first of its rows. */
 static void verify(const pass *p, const item *i, bn_workspace *w) {
     bn_entry *entry = i->entry;
     bn_session *s = entry->session;
@@ -197,7 +198,7 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
         int32_t token;
         entry->status = choose(i, w, (size_t)at, &token);
         const int right = !entry->status && at < i->n && token == i->guesses[at];
-        if (p->step && !right) { /* the next step goes on from here */
+        if (p->step && !right) { /* the next step continues from here */
             entry->status = BN_OK;
             bn_batch_take(p->b, i->row + (size_t)at);
             return;
@@ -209,7 +210,7 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
     }
 }
 
-/* Of a text that has a row behind which nothing is guessed. */
+/* Finish a piece of a prompt, which has no guesses. */
 static void end_piece(pass *p, item *i) {
     bn_entry *entry = i->entry;
     bn_trail_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
@@ -218,7 +219,7 @@ static void end_piece(pass *p, item *i) {
     entry->n_chosen = entry->most > 0 && !entry->status;
 }
 
-/* For the next time: what became of the draft's guesses. */
+/* Record the outcome of the draft's guesses. */
 static void learn(const pass *p, const item *i, int32_t start) {
     bn_session *s = i->entry->session;
     const int32_t right = s->position - start - 1;
@@ -233,8 +234,8 @@ static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
     learn(p, i, start);
 }
 
-/* Those of the texts that make scores, each by one thread: of a large vocabulary to choose takes as
- * long as layers. */
+/* Verify texts with scores, each on one thread: with a large vocabulary, choosing takes as long as
+ * several layers. */
 static void verify_some(void *context, int32_t thread, size_t first, size_t end) {
     const pass *p = context;
     for (const item *i = p->items + first; i < p->items + end; i++) {
@@ -251,7 +252,8 @@ static void verify_all(pass *p) {
         verify_and_learn(p, p->items, p->b->w);
 }
 
-/* One of the texts cannot be computed; the others can. Of one alone it may have been a guess. */
+/* One of the texts cannot be computed: rerun each alone. If there is only one, retry without its
+ * guesses. */
 static void fail(pass *p, bn_status status) {
     bn_entry *first = p->items->entry;
     const int32_t most = first->most;
@@ -263,7 +265,7 @@ static void fail(pass *p, bn_status status) {
         first->status = status;
         return;
     }
-    first->most = 1; /* without guesses */
+    first->most = 1;
     bn_advance(p->b, first, 1, p->step);
     first->most = most;
 }

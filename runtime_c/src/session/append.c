@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * append.c: tokens, or vectors, into a session; or copies of those that it has.
+ * append.c: append tokens or vectors to a session, or repeat those it has.
  */
 #include <string.h>
 

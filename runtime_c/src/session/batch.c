@@ -38,13 +38,13 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
     return row;
 }
 
-/* --- what is wanted: of all rows of a batch, which want the same --- */
+/* --- delivering what is wanted: all rows of a batch here want the same --- */
 
 static float *state_of(const bn_batch *b, size_t row) {
     return b->w->x + row * b->stack->config.dim;
 }
 
-/* Of the bits of n floats; never 0. */
+/* Hash of the bits of n floats; never 0. */
 static uint64_t digest(const float *x, size_t n) {
     uint64_t hash = n;
     for (size_t i = 0; i < n; i++) {
@@ -109,7 +109,7 @@ static bn_status give_probability(const bn_batch *b) {
     return give_hidden(b);
 }
 
-/* Estimates, if the sampler can do with them. */
+/* Estimates if the head has a sketch, else logits. */
 static bn_status give_scores(const bn_batch *b) {
     if (!bn_head_screens(b->stack))
         return bn_head(b->m, b->stack, b->w, 0, b->n, b->w->scores);
@@ -128,18 +128,17 @@ void bn_batch_take(const bn_batch *b, size_t row) {
     s->ready = bn_head_screens(b->stack) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
 }
 
-/* --- the rows --- */
+/* --- running the rows --- */
 
-/* Whether the rows are one text that had to come whole and is more than its session runs at a time:
- * it can be cancelled within. What the workspace has room for is the wish of other sessions, too.
- */
+/* Whether the rows are one text that had to come whole and exceeds its session's batch: it can then
+ * be cancelled midway. The workspace may have more room because of other sessions. */
 static int is_long_text(const bn_batch *b) {
     const bn_row *first = b->w->rows;
     return first->position == 0 && first->cache->prefix == b->n &&
            b->n > (size_t)first->session->batch;
 }
 
-/* Through the layers; bytes of weights left out there count for the first session. */
+/* Run the layers; skipped bytes of weights count for the first session. */
 static bn_status forward(const bn_batch *b) {
     const size_t threads = (size_t)bn_pool_threads(b->m->pool);
     bn_session *s = b->w->rows[0].session;
@@ -151,7 +150,7 @@ static bn_status forward(const bn_batch *b) {
     return status;
 }
 
-/* How many rows from `first` on are given what they want together: no more than a step can do. */
+/* Number of rows from `first` on that want the same, at most what one step can process. */
 static size_t count_alike(const bn_batch *b, size_t first) {
     const bn_row *rows = &b->w->rows[first];
     const size_t V = b->stack->config.vocab_size;
@@ -180,7 +179,7 @@ static bn_status give_wanted(const bn_batch *b) {
     return status;
 }
 
-/* Memory for keys and values. */
+/* Allocate cache memory. */
 static bn_status prepare(const bn_batch *b) {
     bn_status status = BN_OK;
     for (const bn_row *row = b->w->rows; row < b->w->rows + b->n && !status; row++)
@@ -198,7 +197,7 @@ bn_status bn_batch_run(bn_batch *b) {
     for (size_t i = 0; i < b->n; i++) {
         bn_session *s = rows[i].session;
         if (status && s->position == 0)
-            s->cache.prefix = s->cache.written = 0; /* it has come to nothing */
+            s->cache.prefix = s->cache.written = 0; /* the session stays empty */
         if (status)
             continue;
         s->tokens[rows[i].position] = rows[i].token;
@@ -207,13 +206,13 @@ bn_status bn_batch_run(bn_batch *b) {
     return status;
 }
 
-/* --- a text --- */
+/* --- a whole text --- */
 
-/* How far it is run. */
+/* Progress through a text. */
 typedef struct run {
     const bn_text *text;
     int32_t at;
-    const float *vector; /* the next */
+    const float *vector; /* the next vector */
     bn_want each, last;
     float *out;
     size_t stride;
@@ -233,7 +232,7 @@ static void add_row(bn_batch *b, bn_session *s, run *r) {
     r->at++;
 }
 
-/* Up to row `end` of it, in a turn. */
+/* Run up to token `end` of the text, in one turn. */
 static bn_status run_block(bn_session *s, run *r, int32_t end, int32_t together) {
     bn_batch b = bn_batch_begin(s);
     bn_status status = BN_ERR_CANCELLED;

@@ -13,8 +13,8 @@
 #include "screen.h"
 #include "turn.h"
 
-/* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
- * when there are too many or one is not a token. */
+/* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1 if
+ * there are too many or one is invalid. */
 static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, int32_t *more) {
     int32_t window = sampler->penalty_window;
     window = !bn_has_penalties(sampler)           ? 0
@@ -35,8 +35,8 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
     return n;
 }
 
-/* The tokens of a row of bn_sampler.allowed, if there are at most BN_SCREEN_MOST. Returns how many,
- * or -1. */
+/* The allowed tokens of a row of bn_sampler.allowed, if there are at most BN_SCREEN_MOST. Returns
+ * how many, or -1. */
 static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens) {
     int32_t n = row ? 0 : -1;
     for (uint32_t token = 0; row && token < vocab; token += row[token / 32] ? 1 : 32) {
@@ -49,15 +49,16 @@ static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens
     return n;
 }
 
-/* What a sampler needs of the logits of a row. Returns 0 when that is all of them: when top_p cuts
- * what top_k does not, or with very many tokens. changed: [BN_SCREEN_MOST] */
+/* Which logits of a row a sampler needs. Returns 0 if it needs all of them: when top_p applies
+ * without top_k, or for very many tokens. changed: [BN_SCREEN_MOST] */
 static int wants(const bn_session *s, const bn_sampler *p, bn_wanted *wanted, bn_draw *draw,
                  int32_t *changed) {
     const int of_all = p->temperature > 0 && p->top_k < 1;
     const int32_t k = p->temperature > 0 && p->top_k > 0 ? p->top_k : 1;
     const int32_t n = adjusted_tokens(s, p, changed);
-    const float least = 1e-6f;  /* min_p where nothing of bn_exp is cut off */
-    const float margin = 1e-3f; /* more than all roundings of a weight come to, as a logarithm */
+    const float least = 1e-6f;  /* smallest min_p for which weights stay clear of where bn_exp is
+                                 * cut off */
+    const float margin = 1e-3f; /* exceeds all rounding errors of a weight, as a logarithm */
     if ((of_all && (p->top_p < 1 || (p->min_p > 0 && p->min_p < least))) || n < 0 ||
         k > BN_SCREEN_MOST - n)
         return 0;
@@ -75,7 +76,7 @@ static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) 
     return bn_full_logits(s, w);
 }
 
-/* Logits good enough for this sampler: all of them, or those that it can choose from (screen.c). */
+/* Logits that suffice for this sampler: all of them, or those that can be chosen (screen.c). */
 static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler,
                                 bn_choices *logits) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);
@@ -97,7 +98,8 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
-        bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* none of those sets a bar */
+        bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* so that none of them raises the
+                                                                  * bar */
         logits->n = (uint32_t)bn_head_wanted(s->model, s->stack, w, &wanted, s->logits, s->listed);
     }
     s->ready = BN_READY_HIDDEN;

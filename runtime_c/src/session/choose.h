@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * choose.h: the next token, of what a session has of its last one.
+ * choose.h: chooses the next token from the state of a session's last one.
  */
 #ifndef BITNET_CHOOSE_H
 #define BITNET_CHOOSE_H
@@ -8,8 +8,9 @@
 #include "session.h"
 #include "workspace.h"
 
-/* Computes what the sampler needs of the logits, which takes a turn, unless all of them are there;
- * row 0 of the workspace's x is lost. logit: of the token, before any bias and penalty; or NULL. */
+/* Choose a token. In a turn, unless all logits are available: computes those that the sampler
+ * needs, overwriting row 0 of the workspace's x. logit: receives the token's logit before bias and
+ * penalties; or NULL. */
 bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token,
                     float *logit);
 

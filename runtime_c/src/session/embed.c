@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * embed.c: one vector for a whole text: its hidden states after the final norm, pooled, of length
- * 1. A mean adds them up token by token, so that no cut of the text changes a bit.
+ * embed.c: one unit vector for a whole text: its hidden states after the final norm, pooled. A mean
+ * is summed token by token, so that splitting the text does not change any bit.
  */
 #include "batch.h"
 #include "leave.h"
@@ -9,13 +9,13 @@
 #include "turn.h"
 #include "workspace.h"
 
-/* Some texts, and how much of them is computed. */
+/* Several texts, and the progress through them. */
 typedef struct texts {
     bn_session *const *sessions;
-    const int32_t *const *tokens; /* NULL: there is one, of vectors */
+    const int32_t *const *tokens; /* NULL: a single text of vectors */
     const float *vectors;
     const int32_t *lengths;
-    int32_t n, text, at; /* the next is row `at` of a text */
+    int32_t n, text, at; /* next: row `at` of text `text` */
 } texts;
 
 static bn_text text_of(const texts *t, int32_t i) {
@@ -33,7 +33,7 @@ static void add_row(bn_batch *b, texts *t, bn_want want) {
         t->text++, t->at = 0;
 }
 
-/* Whether the vector of the text looks at the state of its next row. */
+/* Whether the pooling uses the state of the text's next row. */
 static bn_want wanted(const texts *t, int32_t position) {
     const int32_t pooling = t->sessions[t->text]->pooling;
     const int last = t->at + 1 == t->lengths[t->text];
@@ -48,8 +48,8 @@ static int any_cancelled(const texts *t) {
     return any;
 }
 
-/* How many rows of the next text a batch takes that has room for so many more, which is empty or
- * not: as many as its session may run at a time; or all, where rows see those behind them. */
+/* Rows of the next text for a batch with this much room, which is empty or not: at most what its
+ * session may run at a time; or the whole text if rows see later positions. */
 static int32_t count_rows(const texts *t, int32_t room, int empty) {
     const bn_session *s = t->sessions[t->text];
     const int32_t left = t->lengths[t->text] - t->at;
@@ -67,7 +67,7 @@ static void add_rows(bn_batch *b, texts *t, int32_t n) {
         add_row(b, t, wanted(t, position));
 }
 
-/* A turn: texts, or parts of them, for as long as each ends in it. */
+/* One turn: adds texts as long as each one added is complete. */
 static bn_status run_block(texts *t) {
     const bn_session *first = t->sessions[t->text];
     const int sees_all = first->stack->config.mask == BN_MASK_BIDIRECTIONAL;
@@ -75,7 +75,7 @@ static bn_status run_block(texts *t) {
     const int32_t most = sees_all ? (int32_t)b.w->room : first->batch;
     bn_status status = BN_ERR_CANCELLED;
     if (!any_cancelled(t)) {
-        int whole = 1; /* the text before is */
+        int whole = 1; /* the previous text is complete */
         while (whole && t->text < t->n) {
             const int32_t n = count_rows(t, most - (int32_t)b.n, b.n == 0);
             if (n > 0)
@@ -104,14 +104,14 @@ static bn_status check_text(const texts *t, int32_t i, int32_t pooling) {
                                                                                   : BN_OK;
 }
 
-/* What is projected; without a projector the length does not matter. */
+/* Input of the projector; without one, the length would not matter. */
 static void load_pool(const bn_session *s, float *h) {
     const float divisor = s->pooling == BN_POOL_MEAN ? (float)s->pooled : 1;
     for (size_t d = 0; d < s->stack->config.dim; d++)
         h[d] = s->pool[d] / divisor;
 }
 
-/* out[n][width] = projector · pools, in a turn for every so many as there is scratch memory for */
+/* out[n][width] = projector · pools, in turns of as many as there is scratch memory for. */
 static bn_status project(const texts *t, float *out) {
     const bn_stack *stack = t->sessions[0]->stack;
     const size_t width = bn_width(&stack->config), n = (size_t)t->n;
@@ -127,7 +127,7 @@ static bn_status project(const texts *t, float *out) {
     return status;
 }
 
-/* out[n][width] = the pools, projected, of length 1 */
+/* out[n][width] = the projected pools, normalized to length 1. */
 static bn_status finish(const texts *t, float *out) {
     const bn_stack *stack = t->sessions[0]->stack;
     const size_t width = bn_width(&stack->config);
@@ -139,18 +139,18 @@ static bn_status finish(const texts *t, float *out) {
     return status;
 }
 
-/* Room for the tokens of all texts, or for none. */
+/* Reserve memory for the tokens of all texts, or of none. */
 static bn_status reserve(const texts *t) {
     bn_status status = BN_OK;
     int32_t n = 0;
     for (; n < t->n && !status; n++)
         status = bn_session_reserve(t->sessions[n], t->lengths[n]);
-    for (int32_t i = 0; i + 1 < n && status; i++) /* others can have it */
+    for (int32_t i = 0; i + 1 < n && status; i++) /* release it again */
         bn_cache_forget(&t->sessions[i]->cache, (size_t)t->sessions[i]->position);
     return status;
 }
 
-/* What is refused is refused before any work. */
+/* All checks come before any work. */
 static bn_status embed(texts *t, bn_pooling pooling, float *out) {
     const bn_config *c = &t->sessions[0]->stack->config;
     const int32_t kind = pooling ? (int32_t)pooling : (int32_t)c->pooling;

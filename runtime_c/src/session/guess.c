@@ -2,8 +2,8 @@
  *
  * guess.c: see guess.h.
  *
- * A draft and the text meet the same noise (sampler.h), so that a guess is sampled as the token
- * will be, and is right about as often as can be whatever the temperature.
+ * A guess is sampled with the same noise as the token will be (sampler.h), so it is right about as
+ * often as possible, whatever the temperature.
  */
 #include "guess.h"
 
@@ -20,9 +20,9 @@
 #include "trail.h"
 #include "turn.h"
 
-/* How many tokens may be guessed: of a large vocabulary a quarter, as its sketch is most of what a
- * guess reads. Ids are given out in the order of merges, so the first are the frequent ones; a text
- * with many others, say in another language, has all. */
+/* How many tokens of the vocabulary may be guessed: a quarter of a large one, as its sketch is most
+ * of what a guess reads. Ids are assigned in the order of merges, so the first are the frequent
+ * ones; a text with many others, for example in another language, uses all. */
 static size_t width_of(const bn_session *s, int32_t n) {
     enum { LEAST = 32768, RECENT = 1024, SHARE = 8 };
     const size_t V = s->stack->config.vocab_size, narrow = bn_max(V / 4, LEAST);
@@ -35,7 +35,8 @@ static size_t width_of(const bn_session *s, int32_t n) {
     return others * SHARE > n - first ? V : narrow;
 }
 
-/* What bn_choose needs of the states of the draft in the first rows, one of each text. */
+/* Compute the scores that bn_choose needs from the draft's states in the first rows, one row per
+ * text. */
 static bn_status score(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     const bn_session *s = who[0]->session;
     const bn_stack *draft = s->stack->draft;
@@ -55,8 +56,8 @@ static bn_status score(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     return BN_OK;
 }
 
-/* The next guess at a text, of the state and the scores of a row of a round, and its share of the
- * probability of all. */
+/* Sample the next guess of a text from the state and scores of its row, and set its confidence: its
+ * share of the total probability. */
 static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
     const bn_session *s = t->session;
     const bn_stack *draft = s->stack->draft;
@@ -83,7 +84,7 @@ typedef struct samples {
     const bn_workspace *w;
 } samples;
 
-/* Each by one thread, as tokens are chosen (advance.c). */
+/* Each text on one thread, as in advance.c. */
 static void sample_some(void *context, int32_t thread, size_t first, size_t end) {
     const samples *all = context;
     const bn_config *c = &all->who[0]->session->stack->draft->config;
@@ -100,7 +101,7 @@ static void sample_all(bn_guesses *const *who, int32_t n, bn_workspace *w) {
         who[0]->status = sample(who[0], w, w->scores);
 }
 
-/* The rows of a round: the first guess of a text has its trail before it. */
+/* Add the rows of a round; before the first guess of a text, those of its trail. */
 static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     size_t rows = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -116,7 +117,7 @@ static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     return rows;
 }
 
-/* Where the trails do not all fit, all but the last of each goes before. */
+/* If the trails do not all fit, the draft takes all but the last row of each beforehand. */
 static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     size_t rows = 0;
     for (int32_t i = 0; i < n; i++)
@@ -126,7 +127,7 @@ static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
             bn_trail_take(who[i]->session, w, 1);
 }
 
-/* Of each text the state that its row gave; they become the first rows. */
+/* Save the resulting state of each text, and move it to the first rows. */
 static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
@@ -134,7 +135,7 @@ static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
         float *hidden = bn_trail_state(s, BN_TRAIL + 1);
         memcpy(hidden, w->x + who[i]->row * D, D * sizeof *hidden);
         memcpy(w->x + (size_t)i * D, hidden, D * sizeof *hidden);
-        if (s->trailing > 0) { /* its last state stays in place (bn_session_guess) */
+        if (s->trailing > 0) { /* its last state stays in the trail's memory (bn_session_guess) */
             bn_trail_shorten(s, 1);
             s->drafted++;
             s->trailing = 0;
@@ -142,7 +143,7 @@ static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     }
 }
 
-/* One guess more of each. */
+/* Compute one more guess for each text, up to its scores. */
 static bn_status guess_once(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     const bn_session *s = who[0]->session;
     make_room(who, n, w);
@@ -162,10 +163,10 @@ static double gain(const bn_guesses *t) {
     return t->path * bn_luck_share(&t->session->luck);
 }
 
-/* Those of whom a pass has one guess more come first; how many. */
+/* Move the texts that get one more guess to the front. Returns how many. */
 static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn_outlook *pass) {
     double gains[BN_GUESSERS];
-    for (int32_t i = 1; i < n; i++) /* who gains most comes first */
+    for (int32_t i = 1; i < n; i++) /* sort by descending gain */
         for (int32_t j = i; j > 0 && gain(who[j]) > gain(who[j - 1]); j--) {
             bn_guesses *t = who[j];
             who[j] = who[j - 1];
@@ -185,7 +186,7 @@ static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn
     return more;
 }
 
-/* Of a text that has been given a guess: whether it goes on with it. */
+/* Whether a text continues after its latest guess. */
 static int take_guess(bn_guesses *t, bn_outlook *pass) {
     bn_session *s = t->session;
     const size_t D = s->stack->config.dim;
@@ -213,7 +214,7 @@ static int can_begin(bn_guesses *t) {
     return bn_can_guess(s) && t->most > 0;
 }
 
-/* For a round of n, which is the first of some. */
+/* Charge a round of n texts, and keeping up for those that start with it. */
 static void charge(bn_guesses *const *who, int32_t n, const bn_pace *pace) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
@@ -274,7 +275,7 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
     memcpy(guesses, g.tokens, (size_t)g.n * sizeof *guesses);
     memcpy(confidences, g.confidences, (size_t)g.n * sizeof *confidences);
     *n = g.n;
-    if (trailing > 0 && s->drafted == s->position) { /* the next token may be another */
+    if (trailing > 0 && s->drafted == s->position) { /* the next token may differ */
         s->drafted--;
         s->trailing = 1;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * guess.h: what the model's draft (draft.h) says comes next.
+ * guess.h: guesses of the next tokens by the model's draft (draft.h).
  */
 #ifndef BITNET_GUESS_H
 #define BITNET_GUESS_H
@@ -10,26 +10,27 @@
 
 enum { BN_GUESSES = 16, BN_GUESSERS = 32 };
 
-/* A text, and what is guessed of it behind `token`, which comes next: at most `most` tokens. */
+/* A text, and at most `most` guesses of what follows `token`, its next token. */
 typedef struct bn_guesses {
     bn_session *session;
     const bn_sampler *sampler;
     int32_t token, most;
-    int32_t n; /* how many there are */
+    int32_t n; /* guesses so far */
     int32_t tokens[BN_GUESSES];
     float confidences[BN_GUESSES];
     double path;      /* the probability that all are right */
-    size_t row;       /* that has its state */
-    size_t width;     /* tokens [0, width) are guessed */
+    size_t row;       /* workspace row of its state */
+    size_t width;     /* only tokens [0, width) are guessed */
     bn_status status; /* of the last guess */
 } bn_guesses;
 
-/* Whether there is a draft that follows the text. */
+/* Whether the model has a draft and it is up to date with the text. */
 int bn_can_guess(const bn_session *s);
 
-/* Guess for n texts, at most BN_GUESSERS, together: a row of each is a round. There is memory for
- * them in each session. pass: that is to compute them, of which they are made as long as they are
- * worth it; NULL: all that are asked for. In a turn, with no rows yet. */
+/* Guess for n texts together, at most BN_GUESSERS, in rounds of one row per text. Their sessions
+ * must have reserved memory. pass: the pass that will compute the guesses, which are made as long
+ * as they are worth it; NULL: make all that were requested. In a turn, before any rows are
+ * added. */
 void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * images.c: images to vectors. Some of them go through the layers together, in a turn, each with
- * keys and values of its own. Nothing is kept: memory is that of the call.
+ * images.c: images to vectors. Several images go through the layers together, in one turn, each
+ * with its own keys and values. Nothing is kept: all memory belongs to the call.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -17,12 +17,12 @@
 #include "system/pages.h"
 #include "turn.h"
 
-/* Of images that are computed together: how many, their rows, and bytes of what patches are
- * multiplied from. A thread takes ROWS_APART through a layer at a time: what they leave there stays
- * in its second cache and in few pages. */
+/* Limits on images computed together: their number, their rows, and the bytes of patch inputs. Each
+ * thread takes ROWS_APART rows through a layer at a time, so that intermediate results stay in its
+ * L2 cache and in few pages. */
 enum { IMAGES = 128, ROWS = 512, ROWS_APART = 64, MOST_BYTES = 64 << 20 };
 
-/* The struct in the header has no atomic type, so that C++ can read it. */
+/* bn_stop has no atomic member, so that C++ can read the header. */
 _Static_assert(sizeof(bn_stop) == sizeof(atomic_int), "a stop is an atomic int");
 
 void bn_stop_now(bn_stop *stop) {
@@ -30,17 +30,17 @@ void bn_stop_now(bn_stop *stop) {
         atomic_store((atomic_int *)(void *)stop, 1);
 }
 
-/* What a call works with. */
+/* State of one call. */
 typedef struct work {
     const bn_model *m;
     const bn_stack *stack;
     const atomic_int *stop;
-    size_t each;     /* rows of an image */
-    size_t together; /* images of a turn */
+    size_t each;     /* rows per image */
+    size_t together; /* images per turn */
     bn_workspace *w;
     bn_cache *caches; /* [together] */
     size_t cache_bytes;
-    uint8_t *keys; /* [together][cache_bytes] of the layers, then of pooling */
+    uint8_t *keys; /* [together][cache_bytes] for the layers, then for pooling */
 } work;
 
 static size_t lay_out(bn_cache *cache, const bn_model *m, const bn_stack *stack, size_t each,
@@ -100,7 +100,7 @@ static size_t pixels_of(const bn_config *c) {
     return (size_t)c->channels * c->image_size * c->image_size;
 }
 
-/* What stands before the patches is a vector. */
+/* The class token before the patches enters as a vector. */
 static void add_rows(work *k, const float *pixels, size_t n) {
     const bn_config *c = &k->stack->config;
     lay_out_all(k, k->stack, n);
@@ -117,7 +117,7 @@ static void add_rows(work *k, const float *pixels, size_t n) {
 
 typedef bn_status give(work *k, size_t n, float *out);
 
-/* The states of all rows. */
+/* Output the states of all rows. */
 static bn_status give_states(work *k, size_t n, float *out) {
     const size_t rows = n * k->each, width = bn_width(&k->stack->config);
     bn_status status = BN_OK;
@@ -131,7 +131,7 @@ static bn_status give_states(work *k, size_t n, float *out) {
     return status;
 }
 
-/* h[i] = the mean of the states of image i, or one of them. */
+/* h[i] = the mean of the states of image i, or its first or last state. */
 static bn_status pool(work *k, size_t n) {
     const bn_config *c = &k->stack->config;
     const size_t D = c->dim;
@@ -156,7 +156,7 @@ static bn_status pool(work *k, size_t n) {
     return BN_OK;
 }
 
-/* A vector of each image, of length 1. */
+/* Output one unit vector per image. */
 static bn_status give_pooled(work *k, size_t n, float *out) {
     const size_t width = bn_width(&k->stack->config);
     bn_status status;
@@ -173,9 +173,9 @@ static bn_status give_pooled(work *k, size_t n, float *out) {
     return status;
 }
 
-/* A turn. */
+/* One turn. */
 static bn_status run(work *k, const float *pixels, size_t n, give *wanted, float *out) {
-    bn_turn_begin(k->m); /* for the threads: the workspace is the call's */
+    bn_turn_begin(k->m); /* only for the threads: the workspace is the call's */
     memset(k->w->in.skipped, 0, (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.skipped);
     add_rows(k, pixels, n);
     bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, k->stop);
@@ -196,7 +196,7 @@ static bn_status check(const bn_model *m, const float *pixels, int32_t n, const 
     return BN_OK;
 }
 
-/* floats: of an image, that leave */
+/* floats: outputs per image */
 static bn_status see(const bn_model *m, const float *pixels, int32_t n, give *wanted, size_t floats,
                      float *out, const bn_stop *stop) {
     const size_t images = (size_t)n, of_image = pixels_of(&m->vision.config);

@@ -7,7 +7,7 @@
 
 #include "stack.h"
 
-/* Of n >= 1 images those of a turn: as many as have 512 rows, which are less where patches are so
+/* How many of n >= 1 images form a turn: as many as fit 512 rows, fewer if their patches are so
  * wide that they would take much memory, and at least 1. */
 size_t bn_images_together(const bn_stack *stack, size_t n);
 

@@ -2,20 +2,21 @@
  *
  * repeats.c: see repeats.h.
  *
- * The place that agrees with the most tokens up to the last, up to a bound, the latest of such, is
- * followed until it is wrong. It is named by how far it lies behind: so a guess is the token so far
- * before it, which may be a guess itself, and a text that goes round is guessed round. To look for
- * a place reads the text once, which is little beside the keys of its tokens that a pass reads.
+ * The earlier place whose context agrees with the most of the last tokens, up to a limit, the
+ * latest on ties, is followed until it is wrong. It is stored as a distance, so a guess is the
+ * token that far back, which may itself be a guess; a text in a loop is guessed as a loop.
+ * Searching for a place reads the text once, which is little compared to the keys that a pass
+ * reads.
  */
 #include "repeats.h"
 
 #include "guess.h"
 
 enum {
-    PAST = 128, /* tokens before the last that it learns from when it begins */
-    REST = 128  /* likely guesses that are not worth it until one is computed anyway */
+    PAST = 128, /* tokens of a prompt's end that it learns from at first */
+    REST = 128  /* likely guesses skipped as not worth it before one is computed anyway */
 };
-#define LEAST (1.0 / 16) /* probability of a guess to come true: below it nothing is promised */
+#define LEAST (1.0 / 16) /* guesses less likely than this are not made */
 #define LIKELY (1.0 / 2)
 #define MEMORY (31.0 / 32)
 
@@ -42,7 +43,7 @@ static void find(bn_repeats *r, const int32_t *tokens, int32_t n) {
     }
 }
 
-/* Before anything is known it is right every second time. */
+/* Initially guesses count as right every second time. */
 static double share(const bn_repeats *r, int32_t agree) {
     const int32_t i = bn_smaller(agree, BN_REPEATS) - 1;
     return (r->right[i] + 1) / (r->offered[i] + 2);
@@ -55,7 +56,7 @@ static void note(bn_repeats *r, int right) {
 }
 
 void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n) {
-    if (n <= r->seen || n - r->seen > PAST) { /* it was rewound, or has just begun */
+    if (n <= r->seen || n - r->seen > PAST) { /* rewound, or just started */
         r->back = 0;
         r->seen = n <= r->seen ? n - 1 : n - PAST;
     }
@@ -85,9 +86,9 @@ int32_t bn_repeats_guess(const bn_repeats *r, int32_t *tokens, int32_t n, int32_
     return most;
 }
 
-/* How many of n guesses are worth their rows; `best` is the pass with them. Likely ones are
- * computed now and then where they are not: else a time that was disturbed once would be believed
- * forever. */
+/* How many of n guesses are worth their rows; `best` is the pass with them. Likely ones that are
+ * not worth it are still computed now and then, or a single disturbed time measurement would be
+ * believed forever. */
 static int32_t worth(bn_repeats *r, const bn_pace *pace, const bn_outlook *pass,
                      const double *gains, int32_t n, bn_offer *best) {
     *best = bn_pace_rows(pace, pass, gains, n);

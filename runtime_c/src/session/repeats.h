@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * repeats.h: guesses that cost nothing to make: what came behind the last tokens when they stood in
- * the text before. How far they can be relied on is learned of each text, the end of its prompt
- * included, whether they are computed or not.
+ * repeats.h: guesses that cost nothing to make: what followed the last tokens where they occurred
+ * in the text before. How reliable they are is learned per text, including the end of its prompt,
+ * whether they are computed or not.
  */
 #ifndef BITNET_REPEATS_H
 #define BITNET_REPEATS_H
@@ -10,17 +10,17 @@
 #include "session.h"
 #include "workspace.h"
 
-/* The text has n tokens, of which it may not have seen the last. */
+/* Update for a text of n tokens, the latest of which may be new. */
 void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n);
 
-/* Guesses of what comes behind them, into tokens[n..), at most `most`: how many. gains: the
- * probability of each that it and those before are right. */
+/* Guess what follows them, into tokens[n..), at most `most`. Returns how many. gains: for each, the
+ * probability that it and those before it are right. */
 int32_t bn_repeats_guess(const bn_repeats *r, int32_t *tokens, int32_t n, int32_t most,
                          double *gains);
 
-/* `token` comes next in a text, which has memory for it and `most` tokens behind: what is guessed
- * of these stands in s->tokens, behind its place. As many as are worth their rows of the pass,
- * which has them then: 0 where the model's draft promises more. */
+/* Guess what follows `token`, the next token of a text that has memory for it and `most` more:
+ * guesses go to s->tokens after its position. Returns as many as are worth their rows, and adds
+ * them to the pass; 0 if the model's draft promises more. */
 int32_t bn_repeats_offer(bn_session *s, int32_t token, int32_t most, bn_outlook *pass);
 
 #endif

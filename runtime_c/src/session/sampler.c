@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * sampler.c: bn_sample (sampler.h), one step after the other in the order given there.
+ * sampler.c: bn_sample (sampler.h), step by step in the order given there.
  *
- * What keeps it fast at 128,256 tokens: a small top_k is one pass that skips nearly every block of
- * logits; without top_k, a bound first drops what top_p and min_p cannot keep; and what is left is
- * sorted in linear time, so that flat distributions are no trap.
+ * Fast at 128,256 tokens: a small top_k is one pass that skips nearly every block of logits;
+ * without top_k, a bound first drops what top_p and min_p cannot keep; the rest is sorted in linear
+ * time, so that flat distributions are not slow.
  */
 #include "sampler.h"
 
@@ -26,7 +26,7 @@ typedef struct scratch {
     candidate *spare;      /* [vocab] for sorting */
     float *weights;        /* [vocab] */
     float *logits;         /* [vocab] after bias and penalties */
-    uint32_t *counts;      /* [vocab] in the place of weights, which come later */
+    uint32_t *counts;      /* [vocab] shares the memory of weights, which come later */
 } scratch;
 
 size_t bn_sample_scratch_size(uint32_t vocab) {
@@ -71,7 +71,7 @@ bn_status bn_check_sampler(const bn_sampler *sampler, uint32_t vocab) {
 
 /* --- Order --- */
 
-/* Rises as the logit falls. Adding zero makes -0 the equal of 0. */
+/* Increases as the logit decreases. Adding zero makes -0 equal 0. */
 static uint32_t sort_key(float logit) {
     uint32_t bits;
     logit += 0.0f;
@@ -79,8 +79,8 @@ static uint32_t sort_key(float logit) {
     return bits >> 31 ? bits : bits ^ 0x7fffffffu;
 }
 
-/* Sort by falling logit. A stable radix sort, so that candidates which stand by rising id and
- * are equal stay so. */
+/* Sort by descending logit. The radix sort is stable, so equal candidates stay in ascending order
+ * of id. */
 static void sort(candidate *c, size_t n, candidate *spare) {
     for (int shift = 0; shift < 32; shift += 8) {
         size_t place[256] = {0}, sum = 0;
@@ -93,7 +93,7 @@ static void sort(candidate *c, size_t n, candidate *spare) {
         }
         for (size_t i = 0; i < n; i++)
             spare[place[sort_key(c[i].logit) >> shift & 255]++] = c[i];
-        candidate *swapped = c; /* four times, so the result ends where it began */
+        candidate *swapped = c; /* four times, so the result ends in the original array */
         c = spare;
         spare = swapped;
     }
@@ -139,7 +139,7 @@ static size_t drop_below(candidate *c, const float *weights, size_t n, double bo
     return kept;
 }
 
-/* Of sorted candidates, the number that top_p and then min_p keep; at least 1. */
+/* The number of sorted candidates that top_p and then min_p keep; at least 1. */
 static size_t cut(const float *weights, size_t n, double total, float top_p, float min_p) {
     double sum = 0;
     size_t kept = n;
@@ -155,9 +155,9 @@ static size_t cut(const float *weights, size_t n, double total, float top_p, flo
     return kept;
 }
 
-/* --- One of them --- */
+/* --- Draw --- */
 
-enum { TOGETHER = 256 }; /* candidates whose noise is asked for at once */
+enum { TOGETHER = 256 }; /* candidates whose noise is computed at once */
 
 static void noise_of(double *u, const candidate *c, size_t n, const bn_draw *draw,
                      const bn_kernels *kernels) {
@@ -167,8 +167,8 @@ static void noise_of(double *u, const candidate *c, size_t n, const bn_draw *dra
     kernels->vectors.noise(u, tokens, n, draw->seed, draw->position);
 }
 
-/* The candidate that comes first: rule 4 of sampler.h. Never sooner than 1 - u <= -ln u, so that
- * few logarithms have to be computed. */
+/* The candidate that arrives first: rule 4 of sampler.h. As 1 - u <= -ln u, few logarithms have to
+ * be computed. */
 static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
                              const bn_draw *draw, const bn_kernels *kernels) {
     double u[TOGETHER], soonest = INFINITY;
@@ -204,8 +204,8 @@ static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab,
     }
     const double total = weigh(w, c, n, best, draw->temperature, kernels);
     if (k == vocab && (s->top_p < 1 || s->min_p > 0)) {
-        /* All that is lighter than (1 - top_p) · total / n sums to less than 1 - top_p: the rest
-         * holds what top_p keeps. Halved, so that rounding has no say. */
+        /* All candidates lighter than (1 - top_p) · total / n sum to less than 1 - top_p, so the
+         * others include all that top_p keeps. Halved for safety against rounding. */
         const double tail = (1 - (double)s->top_p) * total / (double)n / 2;
         n = drop_below(c, w, n, tail > s->min_p ? tail : s->min_p);
         sort(c, n, room.spare);
@@ -215,7 +215,7 @@ static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab,
     return first_to_come(c, w, n, draw, kernels);
 }
 
-/* The first that has the largest logit, or -1: one is NaN. */
+/* The first token with the largest logit, or -1 if a logit is NaN. */
 static int32_t first_of(const bn_choices *of, float best, const bn_kernels *kernels) {
     uint32_t list[BLOCK];
     int32_t found = -1;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * saved.c: a session as bytes, and back. Little-endian, nothing between the parts:
+ * saved.c: saves a session as bytes, and loads it. Little-endian, no padding between the parts:
  *
  *     bytes 0     the record below, 112 bytes
  *     112         the note: whatever the program wants to keep
  *                 i32 tokens[position]
- *                 f32 hidden[dim], the state behind the last layer, if ready is 1
+ *                 f32 hidden[dim], the output of the last layer, if ready is 1
  *                 f32 trail[trailing][dim], states that the draft has not taken (trail.h)
- *                 of each part of the cache, layers that see all and layers with a window, of each
- *                 position that it has, oldest first, of each layer and head: key with its scales,
- *                 value, f32 scale of the value if the type has one
+ *                 for each part of the cache (layers that see all, layers with a window), each
+ *                 position that it has, oldest first, and each layer and head: key with its
+ *                 scales, value, f32 scale of the value if the type has one
  *
- * A part has the positions that it has not written over (first_kept). Logits are not saved: they
- * follow from hidden. All of it is a matter of numbers: what may be false of them is checked here,
- * and any key and value is good enough for the kernels.
+ * A part has the positions that it has not overwritten (first_kept). Logits are not saved: they are
+ * computed from hidden. All numbers that could be invalid are checked here; the kernels accept any
+ * keys and values.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -23,23 +23,23 @@
 
 typedef struct record {
     uint8_t magic[8];
-    uint32_t version, crc; /* of all behind these two */
-    uint64_t size;         /* of all */
+    uint32_t version, crc; /* checksum of everything after these two */
+    uint64_t size;         /* total size */
     uint64_t note_size;
-    uint64_t model_size; /* of the packed file, and checksums of it */
+    uint64_t model_size; /* of the packed file; its checksums follow */
     uint32_t model_header, model_data;
     int32_t n_ctx, kv_type, batch, position;
-    uint32_t written, prefix; /* positions there were; how many at the beginning see each other */
-    int32_t ready;            /* 1: hidden is there */
-    int32_t drafted;          /* rows that the draft has in the cache, 0 without one, -1: never */
+    uint32_t written, prefix; /* positions written; how many at the beginning see each other */
+    int32_t ready;            /* 1: hidden is present */
+    int32_t drafted;          /* draft rows in the cache; -1: the session never guesses */
     uint64_t seed;
-    uint64_t adapter_size; /* of the file of its adapter, and checksums of that; 0: it has none */
+    uint64_t adapter_size; /* of the adapter's file, its checksums follow; 0: no adapter */
     uint32_t adapter_header, adapter_data;
-    int32_t trailing; /* states behind the rows of the draft */
+    int32_t trailing; /* states that the draft has not taken */
     uint32_t zero;
 } record;
 
-enum { VERSION = 2, COVERED = 16 }; /* where the bytes begin that crc covers */
+enum { VERSION = 2, COVERED = 16 }; /* offset of the first byte that crc covers */
 static const uint8_t magic[8] = {0x89, 'B', 'N', 'S', 'E', 'S', 'S', '\n'};
 _Static_assert(sizeof(record) == 112, "bytes of a file");
 
@@ -48,7 +48,7 @@ static size_t first_kept(const record *r, const bn_cache_part *part) {
     return r->written > part->slots ? r->written - part->slots : 0;
 }
 
-/* Bytes of all; r is valid for the session, which has its context, type and batch. */
+/* Total size; r is valid for the session, which has its context, type and batch. */
 static uint64_t size_of(const bn_session *s, const record *r) {
     uint64_t size = sizeof *r + r->note_size + (uint64_t)r->position * sizeof(int32_t);
     if (r->ready)
@@ -124,7 +124,7 @@ bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_s
     return BN_OK;
 }
 
-/* What can be said of the bytes alone. */
+/* Checks that need only the bytes and the model. */
 static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t size, record *r,
                              char *detail) {
     if (size < sizeof *r)
@@ -133,7 +133,7 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
     memcpy(r, bytes, sizeof *r);
     if (memcmp(r->magic, magic, sizeof magic) != 0)
         return bn_fail(detail, BN_ERR_MAGIC,
-                       "this is no saved session: it does not begin with "
+                       "this is not a saved session: it does not begin with "
                        "89 42 4e 53 45 53 53 0a");
     if (r->version != VERSION)
         return bn_fail(detail, BN_ERR_VERSION, "version is %" PRIu32 ", expected %d", r->version,
@@ -154,7 +154,7 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
     return BN_OK;
 }
 
-/* Which adapter of the model the session has. */
+/* Find the session's adapter among those of the model. */
 static bn_status find_adapter(const bn_model *m, const record *r, int32_t *adapter, char *detail) {
     *adapter = 0;
     if (r->adapter_size == 0 && r->adapter_header == 0 && r->adapter_data == 0)
@@ -173,7 +173,8 @@ static bn_status find_adapter(const bn_model *m, const record *r, int32_t *adapt
                          r->adapter_size, r->adapter_header, m->n_added);
 }
 
-/* Whether numbers that the checksum vouches for can be those of a session; it is the new one. */
+/* Whether the numbers, although covered by the checksum, can be those of a session; s is the new
+ * one. */
 static bn_status check_numbers(const bn_session *s, const record *r, char *detail) {
     const bn_config *c = &s->stack->config;
     const uint32_t position = (uint32_t)r->position;

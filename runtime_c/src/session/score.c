@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * score.c: how likely a text is, token by token.
+ * score.c: the log probabilities of a text's tokens.
  */
 #include <math.h>
 
@@ -29,6 +29,6 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
         return status;
     out[0] =
         row ? bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]) : (float)NAN;
-    /* each token gives the probability of the one behind it */
+    /* each row gives the probability of the following token */
     return bn_run_text(s, &text, BN_WANT_PROBABILITY, BN_WANT_HIDDEN, out + 1, 1);
 }

@@ -18,7 +18,7 @@ static size_t align(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Sets the pointers into s->memory; with base NULL only the size. */
+/* Set the pointers into s->memory; with base NULL compute only the size. */
 static void lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->stack->config;
     const size_t table = align(bn_cache_blocks(&s->cache) * sizeof(bn_arena *));
@@ -45,7 +45,7 @@ static void lay_out(bn_session *s, uint8_t *base) {
     }
 }
 
-/* Everything about a session but its memory. */
+/* Set up a session, without allocating memory. */
 static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *s) {
     if (model && !bn_reads(model))
         return BN_ERR_INPUT;
@@ -68,7 +68,7 @@ static bn_room room_for(const bn_session *s) {
     return (bn_room){.batch = (size_t)s->batch, .n_ctx = (size_t)s->n_ctx};
 }
 
-/* Its own memory, and what the workspace of its model, with this much room, has to grow by. */
+/* Its own memory, and the growth that its model's workspace, with this much room, needs. */
 static uint64_t needed(const bn_session *s, bn_room have) {
     const uint64_t cache = bn_cache_size(&s->cache), most = s->model->budget.most;
     return bn_session_bytes(s) - (most && most < cache ? cache - most : 0) +
@@ -78,7 +78,7 @@ static uint64_t needed(const bn_session *s, bn_room have) {
 bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
                           bn_session_memory *memory) {
     bn_session_options o = options ? *options : (bn_session_options){0};
-    bn_model *m = (bn_model *)(uintptr_t)model; /* which is not changed */
+    bn_model *m = (bn_model *)(uintptr_t)model; /* not modified */
     bn_session s;
     const bn_status status = memory ? plan(m, &o, &s) : BN_ERR_ARGUMENT;
     if (status)
@@ -88,7 +88,7 @@ bn_status bn_session_plan(const bn_model *model, const bn_session_options *optio
     *memory = (bn_session_memory){
         .needed = needed(&s, have), .available = left.bytes, .limited_by = left.limit};
     int32_t most = (int32_t)s.stack->config.max_context;
-    while (memory->largest_n_ctx < most) { /* lies in [largest_n_ctx, most] */
+    while (memory->largest_n_ctx < most) { /* binary search in [largest_n_ctx, most] */
         o.n_ctx = most - (most - memory->largest_n_ctx) / 2;
         if (plan(m, &o, &s) == BN_OK && needed(&s, have) <= left.bytes)
             memory->largest_n_ctx = o.n_ctx;
@@ -177,7 +177,7 @@ bn_status bn_session_cut(bn_session *s, int32_t n) {
         return BN_ERR_STATE;
     bn_cache_forget(&s->cache, (size_t)n);
     if (n < s->position) {
-        if (n <= s->drafted + s->trailing) { /* else the draft does not follow, and need not */
+        if (n <= s->drafted + s->trailing) { /* otherwise the draft was behind anyway */
             s->drafted = s->drafted < n ? s->drafted : n;
             s->trailing = n - s->drafted;
         }
@@ -257,7 +257,7 @@ bn_status bn_session_reserve(bn_session *s, int32_t n) {
     return bn_cache_prepare(&s->cache, (size_t)s->position, (size_t)n);
 }
 
-/* What every call refuses that adds n of whatever to a text. */
+/* The checks of every call that appends n rows. */
 static bn_status check_room(const bn_session *s, int32_t n) {
     if (!s || n < 1)
         return BN_ERR_ARGUMENT;

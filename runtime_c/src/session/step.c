@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * step.c: tokens that are chosen, of one text or of several, as many in a pass as were guessed
- * right.
+ * step.c: generates tokens of one or several texts; each pass gives one token per text, plus the
+ * guesses that were right.
  */
 #include "advance.h"
 #include "choose.h"
@@ -14,7 +14,7 @@ static bn_status check_draft(const bn_session *s, const int32_t *draft, int32_t 
     return status;
 }
 
-/* Before any work: what would be wrong, and memory for what is sure. */
+/* Before any work: check the arguments, and reserve memory for the known tokens. */
 static bn_status check(const bn_entry *entry) {
     bn_session *s = entry->session;
     bn_status status = bn_check_follows(s);
@@ -55,7 +55,7 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
                       .chosen = tokens + 1};
     bn_batch b = bn_batch_begin(s);
     status = bn_choose(s, b.w, sampler, &token, NULL);
-    if (n_draft > 0) { /* no others are made */
+    if (n_draft > 0) { /* the engine makes no guesses of its own */
         entry.draft = draft + 1;
         entry.n_draft = !status && draft[0] == token ? bn_smaller(n_draft, most) - 1 : 0;
         entry.most = 1 + entry.n_draft;
@@ -74,7 +74,7 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     return BN_OK;
 }
 
-/* Of a long piece what comes before the pass. */
+/* Run the part of a long piece that precedes the pass. */
 static bn_status begin_piece(const bn_entry *entry) {
     const bn_text text = {.tokens = entry->tokens, .n = entry->n_tokens - bn_count_tokens(entry)};
     return text.n > 0
@@ -82,8 +82,8 @@ static bn_status begin_piece(const bn_entry *entry) {
                : BN_OK;
 }
 
-/* More passes of a text alone: where one takes microseconds, to ask for each takes as long. One
- * that fails is as if it had not been: the next call says why. */
+/* More passes for a lone text: if a pass takes microseconds, a call for each would take as long. If
+ * one fails, it is undone, and the next call reports it. */
 static void go_on(bn_entry *entry, double begin) {
     bn_session *s = entry->session;
     while (entry->n_chosen > 0 && entry->n_chosen < entry->most && s->position < s->n_ctx &&
@@ -140,7 +140,7 @@ bn_status bn_step_batch(bn_entry *entries, int32_t n) {
             return entries[i].status;
     const bn_sampler *sampler = entries->sampler;
     if (n == 1 && entries->n_draft < 1 &&
-        !(sampler && sampler->allowed)) /* of which one row is sure */
+        !(sampler && sampler->allowed)) /* for which one row of `allowed` suffices */
         go_on(entries, begin);
     return BN_OK;
 }

@@ -27,7 +27,7 @@ void bn_trail_rows(bn_workspace *w, size_t first, bn_session *s, int32_t place, 
                                               .state = states + (size_t)i * s->stack->config.dim};
 }
 
-/* As many as there are, in pieces. */
+/* Compute n draft rows, in pieces. */
 static bn_status run(bn_session *s, bn_workspace *w, int32_t place, int32_t n,
                      const float *states) {
     bn_status status = bn_cache_prepare(&s->cache, (size_t)place, (size_t)n);
@@ -87,7 +87,7 @@ void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n) {
             bn_trail_add(s, place + i, states + (size_t)i * D);
         return;
     }
-    /* each to its row of the draft, so that no thread writes to what another reads */
+    /* each to the start of its draft row, so that no thread writes what another reads */
     for (int32_t i = 0; i < n; i++)
         bn_norm_row(&s->model->kernels, &s->stack->final_norm,
                     i < n - 1 ? w->x + (size_t)i * D : s->trail, states + (size_t)i * D, D);

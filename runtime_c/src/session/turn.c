@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-/* A forked child may find the workspace as its parent had it in the middle of a turn, so nothing in
- * it is taken for granted. */
+/* A forked child may get the workspace in the middle of its parent's turn, so no contents are
+ * relied on. */
 bn_workspace *bn_turn_begin(const bn_model *m) {
     bn_pool_lock(m->pool);
     return m->work;
@@ -28,7 +28,6 @@ bn_room bn_turn_room(const bn_model *m) {
     return room;
 }
 
-/* Room for both. */
 static bn_room both(bn_room a, bn_room b) {
     return (bn_room){bn_max(a.batch, b.batch), bn_max(a.n_ctx, b.n_ctx)};
 }
@@ -62,14 +61,15 @@ bn_status bn_turn_join(bn_model *m, bn_room wanted) {
     return status;
 }
 
-/* Who is not the last leaves at once; when the last has left, nobody but images has a turn. */
+/* Only the last session has to wait for a turn; after it, only images take turns. */
 void bn_turn_leave(bn_model *m) {
     if (atomic_fetch_sub(&m->n_sessions, 1) > 1)
         return;
     bn_pool_lock(m->pool);
     if (atomic_load(&m->n_sessions) == 0) {
         bn_workspace *old = m->work;
-        m->work = NULL; /* before it is freed: a child that is forked in between must not find it */
+        m->work = NULL; /* cleared before it is freed, as a child forked in between must not find
+                         * it */
         free(old);
     }
     bn_pool_unlock(m->pool);
