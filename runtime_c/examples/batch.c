@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * batch.c: several texts at once. Each is a line of token ids on stdin:
+ * batch.c: continue several texts at once. Each is a line of token ids on stdin:
  *
  *     echo '1 2 3
  *     7 7' | example_batch model.bitnet COUNT
  *
- * prints a line of COUNT more for each, of 16 lines at most. The weights are read once for all
- * texts, so several cost little more than one, and each text is what it would be alone.
+ * prints for each a line of up to COUNT further ids, for at most 16 texts. The weights are read
+ * once for all texts, so several cost little more than one, and each text comes out as it would
+ * alone.
  */
 #include "example.h"
 #include <string.h>
@@ -17,12 +18,12 @@ enum { MOST_TEXTS = 16, LINE = 1 << 16, AT_ONCE = 8 };
 
 typedef struct text {
     bn_session *session;
-    int32_t ids[LINE / 2]; /* of the line */
+    int32_t ids[LINE / 2]; /* from the line */
     int32_t n, made;
-    int32_t chosen[AT_ONCE], last; /* chosen last: the session does not have it yet */
+    int32_t chosen[AT_ONCE], last; /* last: chosen, but not appended yet */
 } text;
 
-/* Returns 0 when there is none; ends the program if it has more than a line has room for. */
+/* Returns 0 at the end of stdin; ends the program if a line is too long. */
 static int read_line(char *line) {
     if (!fgets(line, LINE, stdin))
         return 0;
@@ -40,8 +41,8 @@ static void read_text(bn_model *model, char *line, text *t) {
         check(bn_session_new(model, NULL, &t->session), "session", NULL);
 }
 
-/* What it has in the next pass: its line first, then what was chosen last. The most likely tokens
- * are chosen; a model with a draft may have several at once. */
+/* The text's entry in the next pass: first its line, then the token chosen last. The most likely
+ * tokens are chosen; with a draft, a pass may give several. */
 static bn_entry next_of(text *t, int32_t count) {
     const int32_t left = count - t->made;
     return (bn_entry){.session = t->session,
@@ -51,7 +52,8 @@ static bn_entry next_of(text *t, int32_t count) {
                       .chosen = t->chosen};
 }
 
-/* One token more for each that is not done and has room, or several; 0: there is none. */
+/* One or more tokens for each text that is not done and has room. Returns the number of such
+ * texts. */
 static int32_t pass(text *texts, int32_t n, int32_t count) {
     bn_entry entries[MOST_TEXTS];
     text *of[MOST_TEXTS];

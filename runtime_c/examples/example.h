@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * example.h: what the examples share: token ids come in and go out as decimal numbers, and an error
- * ends the program. (Text to ids and back is the tokenizer's work, see BN_SECTION_TOKENIZER.)
+ * example.h: shared by the examples: token ids are read and printed as decimal numbers, and an
+ * error ends the program. (A tokenizer converts text to ids and back, see BN_SECTION_TOKENIZER.)
  */
 #ifndef BITNET_EXAMPLE_H
 #define BITNET_EXAMPLE_H
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A number from `low` to INT32_MAX; ends the program if the text is another thing. */
+/* Parse a number from `low` to INT32_MAX; ends the program if the text is not one. */
 static inline int32_t number(const char *text, int32_t low) {
     char *end;
     errno = 0;

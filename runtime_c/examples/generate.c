@@ -4,8 +4,8 @@
  *
  *     example_generate model.bitnet COUNT ID...
  *
- * prints up to COUNT token ids that follow the ids given. Fewer come when the context is full. A
- * program that knows the model's end tokens (`eos_token_ids` in BN_SECTION_METADATA) stops there.
+ * prints up to COUNT token ids that follow the ids given; fewer if the context fills up. A real
+ * program also stops at the model's end tokens (`eos_token_ids` in BN_SECTION_METADATA).
  */
 #include "example.h"
 
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     bn_session_seed(session, 1);
     bn_status status = BN_OK;
     for (int32_t i = 0; i < count && !status; i++) {
-        int32_t token, n; /* sample and append in one; n is 1 without a draft */
+        int32_t token, n; /* sample and append in one call; n is 1 without a draft */
         status = bn_session_step(session, &sampler, NULL, 0, &token, 1, &n);
         if (!status)
             printf("%d\n", (int)token);

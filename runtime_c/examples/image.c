@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * image.c: look at a picture, a PPM file of the model's size. Pillow writes one:
+ * image.c: show a picture to a model, as a PPM file of the model's image size. Pillow writes one:
  *
  *     Image.open("cat.png").convert("RGB").resize((224, 224), Image.BICUBIC).save("cat.ppm")
  *
  *     example_image model.bitnet cat.ppm COUNT ID...
  *
- * prints up to COUNT token ids that answer the ids given. Of a model that compares images with
- * texts
+ * prints up to COUNT token ids that follow the picture and the ids given. With a model that
+ * compares images and texts,
  *
  *     example_image model.bitnet cat.ppm 0 ID...
  *
- * prints how well the picture fits the text of these ids.
+ * prints how similar the picture is to the text of these ids.
  */
 #include "example.h"
 #include <stdbool.h>
 
-/* Memory for n things; ends the program if there is none. */
+/* Zeroed memory for n elements; ends the program if there is none. */
 static void *room(size_t n, size_t size) {
     void *memory = calloc(n, size);
     if (!memory)
@@ -24,7 +24,7 @@ static void *room(size_t n, size_t size) {
     return memory;
 }
 
-/* float[3][size][size], from 0 to 1, of a binary PPM file without comments. */
+/* Read a binary PPM file without comments as float[3][size][size], from 0 to 1. */
 static float *read_ppm(const char *path, uint32_t size) {
     FILE *file = fopen(path, "rb");
     uint32_t width = 0, height = 0, most = 0;
@@ -37,7 +37,7 @@ static float *read_ppm(const char *path, uint32_t size) {
     const size_t n = (size_t)size * size;
     float *pixels = room(3 * n, sizeof *pixels);
     for (size_t i = 0; i < 3 * n;
-         i++) { /* red, green, blue of each pixel; the model wants all red first */
+         i++) { /* the file has RGB per pixel, the model takes all red first */
         const int value = fgetc(file);
         if (value == EOF) {
             fprintf(stderr, "%s: ends after %zu of %zu bytes of pixels\n", path, i, 3 * n);
@@ -49,7 +49,8 @@ static float *read_ppm(const char *path, uint32_t size) {
     return pixels;
 }
 
-/* The tokens of an image come first. A prefix sees all of itself, so it comes whole. */
+/* Append the image, then the text. All tokens of a prefix see each other, so it comes in one
+ * call. */
 static void append(bn_session *session, bool prefix, const float *vectors, int32_t n_image,
                    const int32_t *text, int32_t n_text) {
     const int32_t n = n_image + n_text;
@@ -90,7 +91,7 @@ static void answer(bn_model *model, const bn_image_info *seen, const float *pixe
     free(vectors);
 }
 
-/* How well image and text fit. */
+/* Print the similarity of image and text. */
 static void compare(bn_model *model, const bn_image_info *seen, const float *pixels,
                     const int32_t *text, int32_t n_text) {
     float *image = room(2 * (size_t)seen->width, sizeof *image), *words = image + seen->width,

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * stream.c: tokens as they are made, until Ctrl-C.
+ * stream.c: print tokens as they are generated, until Ctrl-C.
  *
  *     example_stream model.bitnet ID...
  *
- * Ctrl-C ends the generation within a token, wherever it is, and not the program, which shows how
- * a session is used again: it makes four more tokens.
+ * Ctrl-C ends the generation within one token, but not the program, which shows how to reuse the
+ * session: it generates four more tokens.
  */
 #define _POSIX_C_SOURCE 200809L /* sigaction */
 
 #include "example.h"
 #include <signal.h>
 
-static bn_session *running; /* set before the handler is */
+static bn_session *running; /* set before the handler is installed */
 
 static void interrupt(int signal_number) {
     (void)signal_number;
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     sigaction(SIGINT, &action, NULL);
 
     bn_status status = generate(running, INT32_MAX);
-    if (status == BN_ERR_CANCELLED) { /* and stays so until the session is rewound */
+    if (status == BN_ERR_CANCELLED) { /* the session stays cancelled until it is rewound */
         signal(SIGINT, SIG_DFL);
         const int32_t held = bn_session_position(running);
         fprintf(stderr, "stopped after %d tokens\n", (int)held - (argc - 2));

@@ -4,7 +4,7 @@
  */
 #include "calls.h"
 
-/* present, bias: what is not 0 is so. */
+/* present, bias: booleans, any nonzero value is true. */
 static bn_call matrix(bn_form form, uint32_t present, uint32_t rows, uint32_t cols, uint32_t bias) {
     return (bn_call){.form = form,
                      .rows = rows,
@@ -25,7 +25,8 @@ static bn_call linear(uint32_t present, uint32_t rows, uint32_t cols, uint32_t b
     return matrix(BN_LINEAR, present, rows, cols, bias);
 }
 
-/* A linear of a layer may have an adapter: bit i of the word of adapters is the i-th of these. */
+/* A linear of a layer may have an adapter: bit i of the role bits in `adapters` is for the i-th of
+ * these. */
 static bn_call adapted(const bn_config *c, uint32_t role, bn_call call) {
     static const uint8_t roles[] = {BN_Q, BN_K, BN_V, BN_O, BN_GATE, BN_UP, BN_DOWN};
     for (uint32_t i = 0; i < sizeof roles; i++)
@@ -82,7 +83,7 @@ static bn_call feed_forward(const bn_config *c, uint32_t role) {
     }
 }
 
-/* What enters the first layer and what becomes of what leaves the last. */
+/* Tensors before the first layer and after the last. */
 static bn_call ends(const bn_config *c, uint32_t role) {
     const uint32_t norms = c->norm_flags, biases = c->bias_flags;
     const uint32_t rope = c->position == BN_POSITION_ROPE, draft = c->input == BN_INPUT_DRAFT;
@@ -99,7 +100,8 @@ static bn_call ends(const bn_config *c, uint32_t role) {
     case BN_HEAD: {
         bn_call head =
             matrix(BN_TABLE, c->has_head && !c->tie_embeddings, c->vocab_size, c->dim, 0);
-        head.bias = c->has_head && (biases & BN_BIAS_HEAD) != 0; /* alone when the head is tied */
+        head.bias = c->has_head && (biases & BN_BIAS_HEAD) != 0; /* without a weight if the head is
+                                                                  * tied */
         return head;
     }
     case BN_EMBEDDING_NORM:
@@ -125,7 +127,7 @@ static bn_call ends(const bn_config *c, uint32_t role) {
     }
 }
 
-/* The head that pools by attention: one more layer, whose query is the probe's. */
+/* Attention pooling: an additional layer with a learned query. */
 static bn_call pool(const bn_config *c, uint32_t role) {
     const uint32_t biases = c->bias_flags, queries = c->n_heads * c->head_dim;
     const uint32_t present = c->pooling == BN_POOL_ATTENTION;

@@ -2,10 +2,9 @@
  *
  * file.c: header and section table of a packed file (export/FORMAT.md §1).
  *
- * Every byte is hostile until a line here has looked at it, and may change after that, because
- * another process may write to a mapped file: so a table is copied, and the copy is what is
- * checked and used. No loop is longer than what the file itself holds, and each way to fail has
- * its own status.
+ * Every byte is hostile until it is checked, and may change afterwards, because another process may
+ * write to a mapped file: so tables are copied, and the copy is checked and used. No loop is longer
+ * than the file's contents, and each kind of failure has its own status.
  */
 #include "file.h"
 
@@ -40,7 +39,7 @@ typedef struct bn_section_entry {
     uint32_t flags, reserved;
 } bn_section_entry;
 
-/* The two as they lie in the file. */
+/* Header and section table as laid out in the file. */
 typedef struct bn_opening {
     bn_header header;
     bn_section_entry sections[MAX_SECTIONS]; /* [header.section_count] */
@@ -102,7 +101,7 @@ static const char *section_name(uint32_t kind) {
     return kind <= BN_SECTION_DATA ? names[kind] : "unknown";
 }
 
-/* One entry by itself: kind, flags, and sizes that the kind prescribes. */
+/* Check one entry by itself: kind, flags, and the sizes that its kind requires. */
 static bn_status check_entry(const bn_section_entry *s, char *detail) {
     const int known = s->kind >= BN_SECTION_STACKS && s->kind <= BN_SECTION_DATA;
     if (!known && !(s->flags & SECTION_OPTIONAL))
@@ -129,7 +128,7 @@ static bn_status check_entry(const bn_section_entry *s, char *detail) {
     return BN_OK;
 }
 
-/* The layout is fully determined, so a file that follows it has no overlap and no hole. */
+/* The layout is fully determined, so a valid file has no overlap and no hole. */
 static bn_status read_sections(bn_file *file, const bn_opening *opening, char *detail) {
     const uint32_t count = opening->header.section_count;
     uint64_t end = sizeof(bn_header) + count * sizeof(bn_section_entry);
@@ -179,10 +178,11 @@ static bn_status read_sections(bn_file *file, const bn_opening *opening, char *d
     return BN_OK;
 }
 
-/* STACKS and TENSORS; the first keeps the second aligned. */
+/* Copy STACKS and TENSORS; the size of STACKS keeps TENSORS aligned. */
 static bn_status copy_tables(bn_file *file, char *detail) {
     const size_t stacks = file->section_size[BN_SECTION_STACKS];
-    const size_t tensors = file->section_size[BN_SECTION_TENSORS]; /* both lie in the file */
+    const size_t tensors = file->section_size[BN_SECTION_TENSORS]; /* both are within the file, so
+                                                                    * the sum cannot overflow */
     uint8_t *copy = malloc(stacks + tensors);
     if (copy == NULL)
         return bn_fail(detail, BN_ERR_MEMORY, "no memory for the tables' %zu bytes",
@@ -204,7 +204,7 @@ static bn_status check_section_sums(const bn_file *file, const bn_opening *openi
                                     const bn_kernels *kernels, char *detail) {
     for (uint32_t i = 0; i < opening->header.section_count; i++) {
         const bn_section_entry s = opening->sections[i];
-        if (s.kind == BN_SECTION_DATA) /* bn_file_verify */
+        if (s.kind == BN_SECTION_DATA) /* checked by bn_file_verify */
             continue;
         const uint8_t *bytes =
             s.kind <= BN_SECTION_DATA ? file->section[s.kind] : file->bytes + s.offset;
@@ -218,7 +218,8 @@ static bn_status check_section_sums(const bn_file *file, const bn_opening *openi
     return BN_OK;
 }
 
-/* An adapter alone has neither a tokenizer nor a template, and something of an adapter. */
+/* A file with an adapter alone has no tokenizer and no template, and at least one stack with an
+ * adapter. */
 static bn_status check_alone(const bn_file *file, char *detail) {
     uint32_t adapters = 0;
     if (!file->adapter_alone)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * file.h: the packed file as typed views into its bytes (export/FORMAT.md), but for its tables,
+ * file.h: the packed file as typed views into its bytes (export/FORMAT.md), except its tables,
  * which are copied.
  */
 #ifndef BITNET_FILE_H
@@ -15,7 +15,7 @@
 
 enum {
     BN_FORMAT_VERSION = 3,
-    BN_ALIGN = 64,         /* of sections, tensors and scales */
+    BN_ALIGN = 64,         /* alignment of sections, tensors and scales */
     BN_NO_LAYER = 0xFFFF,  /* layer of a tensor outside the layers */
     BN_NO_EXPERT = 0xFFFF, /* expert of a tensor that has none */
     BN_SECTION_STACKS = 1, /* the other kinds are in bitnet_runtime.h */
@@ -47,7 +47,7 @@ enum { BN_POOL_ATTENTION = 4 }; /* the others are in bitnet_runtime.h */
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
 enum { BN_ACT_RELU2, BN_ACT_SILU, BN_ACT_GELU, BN_ACT_RELU, BN_ACT_GELU_ERF };
 enum { BN_ADAPTER_RANK = 0xFFFF, BN_ADAPTER_ROLES = 16 }; /* mask and first bit of `adapters` */
-enum { BN_ADAPTER_ALONE = 1 };                            /* flag of the header */
+enum { BN_ADAPTER_ALONE = 1 };                            /* header flag */
 
 /* One record of STACKS, word for word (FORMAT.md §2). */
 typedef struct bn_config {
@@ -76,7 +76,7 @@ typedef struct bn_record {
     uint64_t offset, size, scale_offset, scale_size, reserved64;
 } bn_record;
 
-/* Which weights a file has (FORMAT.md §2, an adapter alone). */
+/* Identifies the weights of a file (FORMAT.md §2, an adapter alone). */
 typedef struct bn_weights {
     uint64_t data_size;
     uint32_t data_crc, stacks_crc, tensors_crc, zero[3];
@@ -92,42 +92,45 @@ typedef struct bn_file {
     void *tables;        /* memory of the two arrays */
     const uint8_t *data; /* the DATA section */
     size_t data_size;
-    uint32_t header_crc;       /* of the header and the table, which has those of all sections */
+    uint32_t header_crc;       /* of the header and the section table, which includes the checksums
+                                * of all sections */
     bn_weights weights;        /* as stored; bn_file_verify compares the checksum of DATA */
-    int adapter_alone;         /* 1: of an adapter, */
-    bn_weights base;           /* and whose */
+    int adapter_alone;         /* 1: the file is an adapter alone, */
+    bn_weights base;           /* for the model with these weights */
     const uint8_t *section[8]; /* by kind; NULL when absent */
     size_t section_size[8];
 } bn_file;
 
 /* Check the structure of a packed file and fill *file with views into `bytes` (64-byte aligned):
- * header, section table, padding, checksums of all sections but DATA, the stack records, and the
- * tensor table against exactly what the stacks call for. Tables are copied before they are looked
- * at: should the bytes change later, only values in DATA and the text of opaque sections change
- * with them, no size and no place. On failure *file holds nothing and `detail` (BN_DETAIL_SIZE
- * bytes or NULL) says what was found and what was expected. */
+ * header, section table, padding, checksums of all sections except DATA, the stack records, and the
+ * tensor table against exactly what the stacks require. Tables are copied before they are checked:
+ * if the bytes change later, only values in DATA and the text of opaque sections change, never
+ * sizes or offsets. On failure *file is empty and `detail` (BN_DETAIL_SIZE bytes or NULL) says what
+ * was found and what was expected. */
 bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
                         char *detail);
-void bn_file_close(bn_file *file); /* the copies, not the bytes; {0} is allowed */
+void bn_file_close(bn_file *file); /* frees the copies, not the bytes; {0} is allowed */
 
-/* BN_ERR_MAGIC, and what the file is instead, unless it begins as packed files do. */
+/* BN_ERR_MAGIC, with a guess of the file's format in `detail`, unless it begins as packed files
+ * do. */
 bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail);
 
-/* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
- * normal and > 0, every code one that FORMAT.md §4 allows; then frequencies of RoPE against the
+/* Check what bn_file_parse did not: the checksum of DATA, zero padding, every float finite, every
+ * scale normal and > 0, every code allowed by FORMAT.md §4; then RoPE frequencies against the
  * context, and sketches against their codes. One pass over DATA, at the speed of the checksum, and
- * one more over matrices with a sketch, shared among the threads of `pool`, or by the caller alone
- * when it is NULL. */
+ * another over matrices with a sketch, by the threads of `pool`, or by the caller alone if it is
+ * NULL. */
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail);
 
-/* The tensor with bias and norm, or one with data == NULL. layer is BN_NO_LAYER for roles >= 64,
- * expert BN_NO_EXPERT for most. */
+/* A tensor with its bias and norm; data == NULL if it does not exist. layer is BN_NO_LAYER for
+ * roles >= 64, expert is BN_NO_EXPERT for tensors that have none. */
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
                          uint32_t expert);
 
-/* Linears of all layers, which have numbers from 1 on; and what the file has for them of adapters:
- * linears[number], of one more than there are, all {0} before. */
+/* Number of linears in all layers; they are numbered from 1. bn_file_low_rank fills in the adapters
+ * that the file has for them: linears[number], with one element more than there are linears, zeroed
+ * before. */
 uint32_t bn_file_linears(const bn_config *config);
 void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears);
 
@@ -136,12 +139,12 @@ void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears)
 bn_status bn_check_stacks(const bn_file *file, char *detail);  /* stacks.c */
 bn_status bn_check_tensors(const bn_file *file, char *detail); /* tensors.c */
 
-/* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
- * "stacks.1." in front for all but the first stack. */
+/* The name of a tensor in messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with the
+ * prefix "stacks.1." for all but the first stack. */
 enum { BN_NAME_SIZE = 96 };
 void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
 
-/* x rounded up to BN_ALIGN; x is a place inside a file that is in memory, so nothing overflows. */
+/* x rounded up to BN_ALIGN; x is an offset in a file that is in memory, so nothing overflows. */
 static inline uint64_t bn_align(uint64_t x) {
     return (x + BN_ALIGN - 1) / BN_ALIGN * BN_ALIGN;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * foreign.c: what a file is that does not begin as packed files do.
+ * foreign.c: identifies files that are not packed files.
  */
 #include <stdio.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 
 static const uint8_t magic[8] = {0x89, 'B', 'I', 'T', 'N', 'E', 'T', '\n'};
 
-enum { LOOK = 4096 }; /* bytes at the beginning that are looked at */
+enum { LOOK = 4096 }; /* bytes examined at the beginning */
 
-/* What people mistake for a packed file, and what to do with it. */
+/* Formats often mistaken for a packed file, with advice. */
 static const char *foreign_format(const uint8_t *bytes, size_t size) {
     static const struct {
         const char *start, *name;

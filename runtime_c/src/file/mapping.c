@@ -32,7 +32,8 @@ static const char *file_kind(mode_t mode) {
                             : "not a file";
 }
 
-/* Before open as well as after: a socket cannot be opened, and opening a device may act on it. */
+/* Checked before open as well as after: a socket cannot be opened, and opening a device may have
+ * side effects. */
 static bn_status check_regular(const struct stat *st, char *detail) {
     if (!S_ISREG(st->st_mode))
         return bn_fail(detail, BN_ERR_NOT_REGULAR, "this is %s, expected a regular file",
@@ -44,7 +45,7 @@ static bn_status check_regular(const struct stat *st, char *detail) {
     return BN_OK;
 }
 
-/* Before any of it is read. */
+/* Called before any of it is read. */
 static bn_status check_room(uint64_t bytes, bn_memory_use use, char *detail) {
     const bn_memory left = bn_memory_left("", use, bytes);
     if (left.bytes >= bytes)
@@ -60,7 +61,7 @@ static bn_status map(int fd, bn_mapping *m, char *detail) {
     void *bytes = mmap(NULL, m->size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED)
         return fail_errno(detail, "mmap");
-#if defined(MADV_HUGEPAGE) /* hints; failing costs only time */
+#if defined(MADV_HUGEPAGE) /* hints; a failure costs only time */
     (void)madvise(bytes, m->size, MADV_HUGEPAGE);
 #endif
 #if defined(MADV_WILLNEED)
@@ -71,7 +72,7 @@ static bn_status map(int fd, bn_mapping *m, char *detail) {
     return BN_OK;
 }
 
-/* Bytes [done, end) of a file that had `size`. */
+/* Read bytes [done, end) of a file of `size` bytes. */
 static bn_status read_part(int fd, uint8_t *bytes, size_t done, size_t end, size_t size,
                            char *detail) {
     while (done < end) {
@@ -89,7 +90,7 @@ static bn_status read_part(int fd, uint8_t *bytes, size_t done, size_t end, size
 }
 
 static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
-    uint8_t head[4096]; /* a file that is not ours is not worth its memory */
+    uint8_t head[4096]; /* identify the file before allocating memory for all of it */
     const size_t begin = m->size < sizeof head ? m->size : sizeof head;
     bn_status status = read_part(fd, head, 0, begin, m->size, detail);
     if (status == BN_OK)
@@ -119,7 +120,7 @@ static bn_status open_regular(const char *path, int *fd, struct stat *st, char *
     bn_status status = check_regular(st, detail);
     if (status != BN_OK)
         return status;
-    do /* O_NONBLOCK: were the file replaced by a FIFO just now, open would wait for a writer */
+    do /* O_NONBLOCK: if the file was just replaced by a FIFO, open would wait for a writer */
         *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
@@ -145,7 +146,7 @@ bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, ch
 }
 
 void bn_mapping_close(bn_mapping *mapping) {
-    /* Neither call can fail on what bn_mapping_open returned; the const was ours. */
+    /* Neither call can fail on a mapping from bn_mapping_open; the memory was never const. */
     if (mapping->mapped == 1)
         (void)munmap((void *)(uintptr_t)mapping->bytes, mapping->size);
     else if (mapping->mapped == 0)

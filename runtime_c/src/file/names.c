@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * names.c: what a tensor is called in messages.
+ * names.c: the names of tensors in messages.
  */
 #include <stdio.h>
 
@@ -55,7 +55,7 @@ static const char *role_name(uint32_t role) {
     return NULL;
 }
 
-/* Behind the name of a role, and nothing where a tensor has no other part than itself. */
+/* Suffix of a role name; empty for tensors with a single part. */
 static const char *part_name(const bn_record *r) {
     static const char *const parts[] = {".weight", ".bias", ".adapter_in", ".adapter_out"};
     const int alone = r->role == BN_ROPE_FREQUENCIES || r->role == BN_ROPE_LOCAL_FREQUENCIES ||

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * stacks.c: the stack records of a packed file (export/FORMAT.md §2). Any configuration
- * that the format allows passes here; what the engine cannot run is refused in stack.c.
+ * stacks.c: checks the stack records of a packed file (export/FORMAT.md §2). Any configuration that
+ * the format allows passes; those that the engine cannot run are refused in stack.c, draft.c and
+ * model.c.
  */
 #include "file.h"
 

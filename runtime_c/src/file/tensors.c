@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * tensors.c: the tensor table of a packed file against exactly what its stacks call for
+ * tensors.c: checks the tensor table of a packed file against exactly what its stacks require
  * (export/FORMAT.md §3).
  */
 #include "calls.h"
@@ -17,7 +17,7 @@ static int allowed(const bn_encoding *e, bn_form form, uint32_t role, uint32_t c
 
 /* --- the table --- */
 
-/* Where the walk stands: the next record, and the first byte of DATA nobody has claimed. */
+/* State of the walk: the next record, and the first unclaimed byte of DATA. */
 typedef struct bn_walk {
     const bn_file *file;
     size_t index;
@@ -36,7 +36,7 @@ static int same_key(const bn_record *a, const bn_record *b) {
            a->expert == b->expert && a->part == b->part;
 }
 
-/* The record at the walk's place must be `want` (its key, rows and cols) and follow in DATA. */
+/* The next record must be `want` (its key, rows and cols), and its data must follow in DATA. */
 static bn_status take(bn_walk *w, bn_record want, bn_form form) {
     char name[BN_NAME_SIZE], other[BN_NAME_SIZE];
     bn_record_name(&want, name);
@@ -107,8 +107,8 @@ static bn_status take_parts(bn_walk *w, const bn_call *call, bn_record want) {
     return status;
 }
 
-/* Every expert of one role. Stops at the first difference, so that the work is in proportion to
- * the table and not to the numbers in a hostile configuration. */
+/* All experts of one role. Stops at the first difference, so that the work is proportional to the
+ * table and not to the numbers in a hostile configuration. */
 static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
     const uint32_t count = call->experts > 0 ? call->experts : 1;
     bn_status status = BN_OK;
@@ -123,7 +123,7 @@ static bn_status take_stack(bn_walk *w, uint32_t stack) {
     const bn_config config = w->file->stacks[stack];
     bn_status status = BN_OK;
     for (uint32_t layer = 0; layer <= config.n_layers && status == BN_OK; layer++) {
-        const int last = layer == config.n_layers; /* the tensors outside the layers */
+        const int last = layer == config.n_layers; /* tensors outside the layers */
         const bn_record want = {.stack = (uint16_t)stack,
                                 .layer = last ? (uint16_t)BN_NO_LAYER : (uint16_t)layer};
         const uint32_t first_role = last ? BN_EMBEDDING : 1;
@@ -162,13 +162,13 @@ bn_status bn_check_tensors(const bn_file *file, char *detail) {
 
 /* --- looking up --- */
 
-/* Position of a record in the order of the table. */
+/* Sort key of a record in the table. */
 static uint64_t order(const bn_record *r) {
     return (uint64_t)r->stack << 56 | (uint64_t)r->layer << 40 | (uint64_t)r->role << 24 |
            (uint64_t)r->expert << 8 | r->part;
 }
 
-/* Returns 1 and fills *record when the table has this key. */
+/* Returns 1 and fills *record if the table has this key. */
 static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     size_t low = 0, high = file->n_tensors;
     while (low < high) {
@@ -184,7 +184,7 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     return 0;
 }
 
-/* Linears of layers, counted in the order of their roles; 0 for all else. */
+/* Number of a linear of a layer, in the order of roles; 0 for other tensors. */
 static uint32_t number_of(const bn_config *c, const bn_record *key) {
     static const uint8_t place[BN_LAYER_ROLES] = {
         [BN_Q] = 1, [BN_K] = 2, [BN_V] = 3, [BN_O] = 4, [BN_GATE] = 5, [BN_UP] = 6, [BN_DOWN] = 7};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * verify.c: one pass over DATA that looks at every byte (export/FORMAT.md §4, §6).
+ * verify.c: one pass over DATA that checks every byte (export/FORMAT.md §4, §6).
  *
- * Each thread has a share of DATA. A block goes through the checksum and is then looked at for
- * values that are refused, while it is in the cache; at the end the checksums are joined.
+ * Each thread has a share of DATA. A block is added to the checksum and then checked for invalid
+ * values while it is in the cache; at the end the checksums are combined.
  */
 #include "file.h"
 
@@ -13,7 +13,7 @@
 
 #include "kernels/elementary.h"
 
-enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well inside a second-level cache */
+enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well within the L2 cache */
 
 static int has_nonzero(const uint8_t *p, size_t n) {
     return !bn_all_zero(p, n);
@@ -21,9 +21,9 @@ static int has_nonzero(const uint8_t *p, size_t n) {
 
 static const bn_rule padding = {has_nonzero, BN_ERR_TENSOR, "the padding before it is not zero"};
 
-/* --- joining checksums --- */
+/* --- combining checksums --- */
 
-/* a·b modulo the polynomial of CRC-32; as in the checksum, bit 31 stands for x^0. */
+/* a·b modulo the CRC-32 polynomial; as in the checksum, bit 31 stands for x^0. */
 static uint32_t multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
     for (uint32_t bit = (uint32_t)1 << 31; bit != 0; bit >>= 1) {
@@ -33,7 +33,7 @@ static uint32_t multiply(uint32_t a, uint32_t b) {
     return product;
 }
 
-/* The checksum of A and then B from theirs: crc(A)·x^(8·bytes of B) + crc(B). */
+/* The checksum of A followed by B, from theirs: crc(A)·x^(8·bytes of B) + crc(B). */
 static uint32_t join(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
     uint32_t power = (uint32_t)1 << 23; /* x^8 */
     for (; bytes_of_b > 0; bytes_of_b >>= 1) {
@@ -45,13 +45,13 @@ static uint32_t join(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
 
 /* --- the pass --- */
 
-/* A share of DATA: it begins at `begin`, the checksum has come to `at`. The first broken rule is
- * kept until all checksums are known, because damaged bytes are the better explanation. */
+/* A thread's share of DATA: from `begin` to `end`, processed up to `at`. The first broken rule is
+ * kept until all checksums are known, because corruption is the better explanation. */
 typedef struct data_part {
     uint64_t begin, at, end;
     uint32_t crc;
     const bn_rule *broken; /* NULL: none */
-    size_t tensor;         /* which broke it */
+    size_t tensor;         /* the tensor that broke it */
 } data_part;
 
 enum { MAX_PARTS = 256 };
@@ -63,7 +63,7 @@ typedef struct data_pass {
     data_part parts[MAX_PARTS];
 } data_pass;
 
-/* Go on to `end`, which is where something ends that `rule` is for, or to the end of the part. */
+/* Advance to `end`, where the bytes that `rule` applies to end, or to the end of the part. */
 static void go_on(const data_pass *pass, data_part *part, uint64_t end, const bn_rule *rule,
                   size_t tensor) {
     end = end < part->end ? end : part->end;
@@ -87,10 +87,10 @@ static void pass_part(data_pass *pass, int32_t index) {
     part.begin = part.at = (uint64_t)first * BN_ALIGN;
     part.end =
         (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
-    for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
+    for (size_t i = 0; i < file->n_tensors; i++) { /* the table is in the order of DATA */
         const bn_record r = file->tensors[i];
         const bn_encoding *encoding =
-            bn_encoding_of(r.encoding); /* bn_file_parse allows no other */
+            bn_encoding_of(r.encoding); /* not NULL: bn_file_parse checked it */
         uint64_t size, end = r.offset;
         go_on(pass, &part, r.offset, &padding, i);
         for (size_t n = 0; n < BN_PARTS && encoding->parts[n].size; n++) {
@@ -112,9 +112,9 @@ static void pass_parts(void *context, int32_t thread, size_t first, size_t end) 
         pass_part(context, (int32_t)i);
 }
 
-/* --- what one value alone does not tell --- */
+/* --- checks across values --- */
 
-/* Angles of RoPE stay where they are computed (bn_sincos), up to the last position. */
+/* RoPE angles must stay in the range of bn_sincos up to the last position. */
 static bn_status check_frequencies(const bn_file *file, const bn_record *r, char *detail) {
     const uint32_t last =
         file->stacks[r->stack].max_context - 1 + file->stacks[r->stack].first_position;
@@ -171,7 +171,7 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
         pass_part(&pass, 0);
 
     uint32_t crc = 0;
-    const data_part *first = NULL; /* with a broken rule */
+    const data_part *first = NULL; /* first part with a broken rule */
     for (const data_part *part = pass.parts; part < pass.parts + n_parts; part++) {
         crc = join(crc, part->crc, part->end - part->begin);
         if (first == NULL && part->broken != NULL)
