@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * check.h: the smallest test harness. A failed check says where and what and ends the
- * program with 1; a program that reaches the end of main returns 0.
+ * check.h: a minimal test harness. A failed check prints where and what failed and exits with 1; a
+ * program that reaches the end of main returns 0.
  */
 #ifndef BITNET_CHECK_H
 #define BITNET_CHECK_H
@@ -24,7 +24,7 @@ enum { SANITIZED = 1 };
 enum { SANITIZED = 0 };
 #endif
 
-/* The condition alone, or with a printf format and the values that matter. */
+/* Check a condition; the second form adds a printf format and the relevant values. */
 #define CHECK(condition) CHECK_MSG(condition, "%s", "")
 #define CHECK_MSG(condition, ...)                                                                  \
     do {                                                                                           \
@@ -36,7 +36,7 @@ enum { SANITIZED = 0 };
         }                                                                                          \
     } while (0)
 
-/* Two integers are equal; on failure both are shown. */
+/* Check that two integers are equal; prints both on failure. */
 #define CHECK_EQ(found, expected)                                                                  \
     do {                                                                                           \
         const int64_t check_found = (int64_t)(found), check_expected = (int64_t)(expected);        \
@@ -44,7 +44,7 @@ enum { SANITIZED = 0 };
                   check_found, check_expected);                                                    \
     } while (0)
 
-/* A stream of random numbers that is the same everywhere (splitmix64). */
+/* A random number generator that gives the same numbers everywhere (splitmix64). */
 static inline uint64_t check_random(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

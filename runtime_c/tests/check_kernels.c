@@ -91,7 +91,7 @@ static void on_fault(int signal_number) {
 typedef struct run {
     const bn_kernels *tier, *scalar;
     uint64_t seed, cases;
-    int n; /* kernels so far */
+    int n; /* kernels tested so far */
 } run;
 
 /* State of the test of the next kernel. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * fake_root.h: files that stand for those of /proc and /sys.
+ * fake_root.h: stand-ins for files of /proc and /sys.
  */
 #ifndef BITNET_FAKE_ROOT_H
 #define BITNET_FAKE_ROOT_H
@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-/* A file below `root`, or with NULL as its text a folder. */
+/* Create a file below `root`, or a folder if the text is NULL. */
 static inline void put_file(const char *root, const char *name, const char *text) {
     char path[256];
     snprintf(path, sizeof path, "%s/%s", root, name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * file_check.h: ask the reader about bytes, and hold its answer to a status and an explanation.
- * Include it after _POSIX_C_SOURCE is defined.
+ * file_check.h: run the reader on bytes, and check the status and the explanation. Include it after
+ * _POSIX_C_SOURCE is defined.
  */
 #ifndef BITNET_FILE_CHECK_H
 #define BITNET_FILE_CHECK_H
@@ -24,7 +24,7 @@ static inline bn_status file_status(const uint8_t *bytes, size_t size, char *det
     return status;
 }
 
-/* A copy in which n bytes at `offset` became `value` and every checksum was made right. */
+/* A copy with the n bytes at `offset` set to `value` and all checksums updated. */
 static inline uint8_t *file_forge(const uint8_t *good, size_t size, size_t offset, size_t n,
                                   uint64_t value) {
     uint8_t *copy = tiny_copy(good, size);
@@ -33,7 +33,7 @@ static inline uint8_t *file_forge(const uint8_t *good, size_t size, size_t offse
     return copy;
 }
 
-/* Refused, with an explanation that contains `text`. */
+/* Check that the bytes are refused, with an explanation that contains `text`. */
 static inline void file_refused(const uint8_t *bytes, size_t size, bn_status expected,
                                 const char *text) {
     char detail[BN_DETAIL_SIZE] = "";

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * guard.h: buffers that notice. A buffer begins right after, or ends right before, a page that
- * faults on any access; what is left of its own pages holds a pattern that must survive.
+ * guard.h: buffers that detect out-of-bounds access. A buffer starts right after, or ends right
+ * before, a page that faults on any access; the rest of its own pages holds a pattern that must
+ * survive.
  */
 #ifndef BITNET_GUARD_H
 #define BITNET_GUARD_H
@@ -23,8 +24,8 @@ typedef struct guard {
     int n;
 } guard;
 
-/* `size` poisoned bytes at either end of their pages, as the random number has it. At the far
- * end the address is a multiple of whatever `size` is a multiple of. */
+/* `size` poisoned bytes at a random end of their pages. At the far end the address is a multiple of
+ * any power of two that divides `size`. */
 static void *guard_new(guard *g, size_t size, uint64_t *random) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     CHECK(g->n < GUARD_MAX);
@@ -41,7 +42,7 @@ static void *guard_new(guard *g, size_t size, uint64_t *random) {
     return b->data;
 }
 
-/* Frees all buffers after looking for writes around them. */
+/* Check for writes around all buffers, then free them. */
 static void guard_release(guard *g, const char *what) {
     for (; g->n > 0; g->n--) {
         guard_buffer *b = &g->buffer[g->n - 1];

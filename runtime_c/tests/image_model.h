@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * image_model.h: a small model of images with any options, all floats, and how the tests open one.
- * Include it after _POSIX_C_SOURCE is defined (posix_memalign).
+ * image_model.h: a small vision model with any options, all matrices float, and how the tests open
+ * it. Include it after _POSIX_C_SOURCE is defined (posix_memalign).
  */
 #ifndef BITNET_IMAGE_MODEL_H
 #define BITNET_IMAGE_MODEL_H
@@ -14,7 +14,7 @@ enum { MAX_TOKENS = 577, MAX_PIXELS = 3 * 30 * 30 };
 enum { PRE_NORM = 1, POST_NORM = 2, NORM_BIAS = 16, EMBEDDING_NORM = 128 };
 enum { GELU = 2, SILU = 1, GELU_ERF = 4, GATED = 0, PLAIN = 1 };
 
-/* What the next model is like; all its matrices are floats, so that a reference is exact. */
+/* Options of the next model; all its matrices are floats, so that a reference is exact. */
 typedef struct kind {
     uint32_t size, patch, channels, class_token, norm, norm_flags, ffn, act, bias, pooling, out,
         head;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * logits_hash.c: the promise of the header, held end to end. A fixed list of tokens goes through
- * a model on every tier this CPU runs, with one thread and with more, in long pieces and in short
- * ones, and the CRC-32 of the bits of all logits, of the digests of sessions, and of sampled
- * tokens, must not change. It is printed, so that two machines can be compared.
+ * logits_hash.c: checks the header's promise of determinism end to end. A fixed list of tokens is
+ * run through a model on every tier that this CPU supports, with one and several threads, in long
+ * and short pieces; the CRC-32 of the bits of all logits, session digests and sampled tokens must
+ * not change. It is printed, so that machines can be compared.
  *
  *     logits_hash [FILE]      without FILE, small random models
  *     logits_hash --brief     of these each tier takes one way in turn: for CPUs that are emulated
@@ -20,7 +20,7 @@ enum { TOKENS = 270, LONGEST = 100 }; /* more tokens than an attention chunk has
 enum { PRE_NORM = 1, POST_NORM = 2, SUB_NORM = 4, LINEAR_NORM = 8, QK_NORM = 32 };
 enum { RELU2, SILU, GELU };
 
-/* No size is a multiple of 16, every encoding and every scope of scales occurs. */
+/* No size is a multiple of 16; every encoding and every scope of scales occurs. */
 enum { DIM = 90, HEAD = 20, HEADS = 2, KV_HEADS = 1, FFN = 140, VOCAB = 101, LAYERS = 2 };
 enum { TALL_FFN = 700, TALL_VOCAB = 3000 }; /* enough rows for lookup.c; more in the head */
 
@@ -54,7 +54,7 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
                                        : DIM);
 }
 
-/* Two bits, scales of tensors and rows. */
+/* 2-bit encodings, scales per tensor and per row. */
 static void tall_layer(tiny_writer *w, unsigned l) {
     const unsigned rows[] = {HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD, DIM};
     const unsigned roles[] = {2, 3, 4, 8};
@@ -68,7 +68,7 @@ static void tall_layer(tiny_writer *w, unsigned l) {
     tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, TALL_FFN);
 }
 
-/* global_every: 0, or every so many layers one without a window and with another RoPE. */
+/* global_every: 0, or one layer in this many has no window and another RoPE. */
 static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window,
                     uint32_t global_every, int tall) {
     const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
@@ -78,17 +78,17 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
     words[12] = norms | TINY_FINAL_NORM;
     words[13] = eps;
     words[15] = activation;
-    words[19] = words[22] = words[23] = one; /* factors */
+    words[19] = words[22] = words[23] = one; /* scale factors */
     words[21] = words[28] = 1;               /* tied embedding, a head */
-    words[24] = tiny_float_bits(0.22f);      /* of attention */
-    words[29] = HEAD;                        /* of RoPE */
+    words[24] = tiny_float_bits(0.22f);      /* attention scale */
+    words[29] = HEAD;                        /* RoPE dimensions */
     words[30] = global_every;
     tiny_stack(w, words, "logits_hash");
     for (unsigned l = 0; l < LAYERS; l++)
         tall ? tall_layer(w, l) : layer(w, l, norms);
     if (tall)
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 2, TALL_VOCAB, DIM);
-    else if (norms & QK_NORM) /* a ternary table, as Qwen3 models with such have */
+    else if (norms & QK_NORM) /* a ternary embedding table, as in some Qwen3 models */
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 3, VOCAB, DIM);
     else
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
@@ -97,10 +97,10 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
         tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
 }
 
-/* Three tall experts of which a token takes two, in every encoding: of the first, rows go through
- * tables, a column that is not full and rows that are left over. */
+/* Three tall experts, of which a token takes two, in every encoding. The first runs rows through
+ * lookup tables, with a partial column and remaining rows. */
 static void mixture_decoder(tiny_writer *w) {
-    enum { EXPERTS = 3, TALL_TOKENS = 120 }; /* emulated, each takes its time */
+    enum { EXPERTS = 3, TALL_TOKENS = 120 }; /* few, as they are slow on an emulated CPU */
     const uint32_t one = tiny_float_bits(1);
     const uint32_t words[48] = {[2] = VOCAB,
                                 [3] = DIM,
@@ -150,7 +150,7 @@ static void relu2_decoder(tiny_writer *w) {
 }
 
 static void silu_decoder(tiny_writer *w) {
-    decoder(w, PRE_NORM | QK_NORM | POST_NORM, SILU, 11, 0, 0); /* the last rows see nothing of the
+    decoder(w, PRE_NORM | QK_NORM | POST_NORM, SILU, 11, 0, 0); /* the last rows do not see the
                                                                  * first chunk */
 }
 
@@ -162,7 +162,7 @@ static void tall_decoder(tiny_writer *w) {
     decoder(w, PRE_NORM, RELU2, 0, 0, 1);
 }
 
-/* Of the first stack; layers with a window and others. */
+/* Set the mask of the first stack, which has layers with and without a window. */
 static void set_mask(tiny_writer *w, bn_mask_kind mask) {
     decoder(w, PRE_NORM | SUB_NORM, RELU2, 40, 2, 0);
     tiny_put(w->stacks + 4, mask, 4);
@@ -176,7 +176,7 @@ static void prefix_decoder(tiny_writer *w) {
     set_mask(w, BN_MASK_PREFIX);
 }
 
-/* What it sees becomes the prefix of a text. */
+/* Its images become the prefix of a text. */
 static void seeing_decoder(tiny_writer *w) {
     set_mask(w, BN_MASK_PREFIX);
     tiny_put(w->stacks + 4 * 46, VOCAB - 1, 4); /* image token */
@@ -187,22 +187,22 @@ static void check_ok(bn_status status, const char *what) {
     CHECK_MSG(status == BN_OK, "%s: %s", what, bn_status_text(status));
 }
 
-/* How the tokens are fed, with one thread more each. */
+/* Ways to feed the tokens; each has one thread more than the previous one. */
 static const struct {
     const char *name;
-    size_t piece; /* 0: 1, 2, 3, ... and again */
+    size_t piece; /* 0: pieces of 1, 2, 3, ... tokens, repeated */
 } ways[] = {{"1 thread, long pieces", LONGEST},
             {"2 threads, short pieces", 0},
             {"3 threads, each a third of the rows", 99}};
 
-/* What sees what is behind it comes in one call: all, or two tokens of three. */
+/* Tokens that see later ones come in one call: all, or two thirds. */
 static size_t whole(const bn_model_info *info, size_t total) {
     return info->mask == BN_MASK_BIDIRECTIONAL ? total
            : info->mask == BN_MASK_PREFIX      ? total * 2 / 3
                                                : 0;
 }
 
-/* Feed the tokens in pieces and hash the logits of all. */
+/* Feed the tokens in pieces and hash all logits. */
 static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece) {
     bn_kernels scalar;
     bn_model_info info;
@@ -234,7 +234,7 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
                               total * sizeof(uint64_t));
 }
 
-/* The tokens that are sampled behind the text, some of them as a draft that is sometimes right. */
+/* Hash tokens sampled after the text, some with a draft that is sometimes right. */
 static uint32_t hash_samples(bn_session *s, size_t vocab, size_t piece) {
     static const bn_sampler warm = {.temperature = 1.2f, .top_k = 60, .top_p = 0.98f};
     enum { SAMPLES = 9 };
@@ -251,7 +251,7 @@ static uint32_t hash_samples(bn_session *s, size_t vocab, size_t piece) {
     return scalar.bytes.crc32(0, (const uint8_t *)tokens, SAMPLES * sizeof *tokens);
 }
 
-/* The vector of a text, by its mean. */
+/* Hash the mean-pooled embedding of a text. */
 static uint32_t hash_embedding(const bn_model_info *info, bn_session *s, size_t piece) {
     enum { TEXT = 50 };
     bn_kernels scalar;
@@ -270,7 +270,7 @@ static uint32_t hash_embedding(const bn_model_info *info, bn_session *s, size_t 
     return scalar.bytes.crc32(0, (const uint8_t *)out, sizeof out);
 }
 
-/* Images, a few or many at a time, and the text behind some of them. */
+/* Hash images, few or many at a time, and the text after some of them. */
 static uint32_t hash_images(const bn_model *model, bn_session *s, const bn_image_info *info,
                             size_t piece) {
     enum { IMAGES = 3, WORDS = 4 };
@@ -311,7 +311,7 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     uint32_t crc = hash_session(model, s, piece);
     if (info.mask == BN_MASK_CAUSAL)
         crc ^= hash_samples(s, info.vocab_size, piece);
-    if (info.vocab_size == VOCAB && info.dim == DIM) /* not of a FILE */
+    if (info.vocab_size == VOCAB && info.dim == DIM) /* not for a given FILE */
         crc ^= hash_embedding(&info, s, piece);
     if (bn_model_get_image_info(model, &images) == BN_OK && images.image_size == 8)
         crc ^= hash_images(model, s, &images, piece);
@@ -319,7 +319,8 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     return crc;
 }
 
-/* All tiers on one model, in all ways or with a `turn` from 0 in one each; returns the one hash. */
+/* Hash one model on all tiers, in all ways or, with a `turn` from 0 on, in one way each; returns
+ * the common hash. */
 static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn_kv_type type,
                          int32_t turn) {
     uint32_t first = 0;

@@ -11,10 +11,10 @@
 
 enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 3, TEXT = 700 };
 
-/* What the next model is like. */
+/* Options of the next model. */
 static struct { uint32_t input, mask, window, global_every, headless, draft, rank; } kind;
 
-/* With an adapter, if the rank is not 0. */
+/* A linear, with an adapter if the rank is not 0. */
 static inline void linear(tiny_writer *w, unsigned l, unsigned role, uint32_t rank, size_t rows,
                           size_t cols) {
     tiny_tensor(w, l, role, TINY_NONE, 0, 4, 1, rows, cols);
@@ -36,7 +36,7 @@ static inline void layer(tiny_writer *w, unsigned l, uint32_t rank) {
     linear(w, l, 15, rank, DIM, FFN);
 }
 
-/* A draft, which has the window too. `words` are those of the stack before it. */
+/* A draft with the same window. `words`: the record of the stack before it. */
 static inline void draft_recipe(tiny_writer *w, uint32_t words[48]) {
     words[0] = BN_INPUT_DRAFT;
     words[2] = words[28] = words[30] = words[47] = 0;
@@ -95,7 +95,7 @@ static inline void open_model(const char *isa, int32_t threads) {
     CHECK_MSG(status == BN_OK, "%s", why);
 }
 
-/* Draws a text, opens a model; `end` closes it. */
+/* Draw a text and open a model; `end` closes it. */
 static inline void begin(uint32_t mask, uint32_t window, uint32_t global_every) {
     kind.mask = mask, kind.window = window, kind.global_every = global_every;
     uint64_t random = 5;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * session_model.h: the model that the tests of sessions run, and how they check a status. Include
- * it after _POSIX_C_SOURCE is defined (posix_memalign).
+ * session_model.h: the model of the session tests, and how they check a status. Include it after
+ * _POSIX_C_SOURCE is defined (posix_memalign).
  */
 #ifndef BITNET_SESSION_MODEL_H
 #define BITNET_SESSION_MODEL_H
@@ -42,7 +42,8 @@ static inline void ok(bn_status status) {
     CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
 }
 
-/* Opens the model with two threads and draws a prompt; returns its file, to be freed after it. */
+/* Open the model with two threads and draw a prompt; returns its file, to be freed after the
+ * model. */
 static inline uint8_t *open_large_vocabulary(bn_model **model, int32_t prompt[PROMPT],
                                              size_t *size) {
     uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, size);
@@ -56,7 +57,7 @@ static inline uint8_t *open_large_vocabulary(bn_model **model, int32_t prompt[PR
     return file;
 }
 
-/* A session that holds the prompt, its random sequence started. */
+/* A session that holds the prompt, with a seed set. */
 static inline bn_session *prompted(bn_model *model, const bn_session_options *options,
                                    const int32_t prompt[PROMPT]) {
     bn_session *s;

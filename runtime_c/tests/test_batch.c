@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_batch.c: rows of one batch: vectors in place of tokens, texts that want different things,
- * and the workspace that they share, which a forked child finds in the middle of a turn.
+ * test_batch.c: batches: vectors in place of tokens, texts with different wants, and their shared
+ * workspace, which a forked child may get in the middle of a turn.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -29,8 +29,8 @@ static void same(const float *a, const float *b, size_t n) {
     CHECK(a != NULL && b != NULL && memcmp(a, b, n * sizeof *a) == 0);
 }
 
-/* A row of the embedding in place of its token gives the same bits, alone and among tokens; another
- * vector gives others. */
+/* A row of the embedding table in place of its token gives the same bits, alone and among tokens;
+ * another vector gives different ones. */
 static void test_vectors(void) {
     enum { N = 21 };
     static float expected[N * VOCAB], logits[N * VOCAB], vectors[N][DIM];
@@ -65,8 +65,8 @@ static void test_vectors(void) {
     bn_session_free(s);
 }
 
-/* One batch: a token to sample after, a text to embed, a prompt, and one whose logits are all asked
- * for. Each ends as after a call of its own. */
+/* One batch: a token to sample after, a text to embed, a prompt, and a text with all logits
+ * requested. Each must end as after a call of its own. */
 static void test_different_wants(void) {
     enum { TEXT = 9, ALL = 5, N = 4 };
     static float expected[ALL * VOCAB], logits[ALL * VOCAB];
@@ -90,7 +90,7 @@ static void test_different_wants(void) {
         bn_batch_add(&b, s[1], prompt[1 + i], BN_WANT_POOLED);
     for (int i = 0; i < TEXT; i++)
         bn_batch_add(&b, s[2], prompt[2 + i], i < TEXT - 1 ? BN_WANT_NOTHING : BN_WANT_HIDDEN);
-    for (size_t i = 0; i < ALL; i++) /* in places that do not follow each other */
+    for (size_t i = 0; i < ALL; i++) /* in places that are not adjacent */
         bn_batch_add(&b, s[3], prompt[3 + i], BN_WANT_LOGITS)->out = logits + (ALL - 1 - i) * VOCAB;
     ok(bn_batch_run(&b));
     bn_batch_take(&b, 0);
@@ -114,7 +114,7 @@ static void test_different_wants(void) {
     }
 }
 
-/* The workspace is there from the first session to the last, and grows with what they ask for. */
+/* The workspace exists from the first session to the last, and grows with their demands. */
 static void test_workspace(void) {
     const bn_session_options small = {.n_ctx = 100, .batch = 2}, long_one = {.batch = 1},
                              large = {.n_ctx = 200, .batch = 150};
@@ -146,7 +146,7 @@ static void test_workspace(void) {
     CHECK(model->work == NULL);
 }
 
-/* A child has its parent's workspace as it was in the middle of a turn. */
+/* A child gets its parent's workspace in the middle of a turn. */
 static void test_fork_in_a_turn(void) {
     bn_session *s = new_session(NULL), *t = new_session(NULL);
     int status;

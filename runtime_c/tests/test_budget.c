@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_budget.c: how much cache texts take that share some, what happens when there is no more, and
- * that texts in two threads may share.
+ * test_budget.c: how much cache memory texts with shared blocks take, what happens when the budget
+ * is exhausted, and sharing between threads.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -16,7 +16,7 @@
 
 static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
 
-/* A model whose texts have so many blocks of an f16 cache in all; returns the bytes of one. */
+/* Open a model with a budget of n blocks of an f16 cache; returns the bytes of one block. */
 static uint64_t begin_with_blocks(uint64_t n) {
     begin(BN_MASK_CAUSAL, 0, 0);
     bn_model_info info;
@@ -28,7 +28,7 @@ static uint64_t begin_with_blocks(uint64_t n) {
     return block;
 }
 
-/* What a block more takes is what was said; forks take none until they part. */
+/* Each block takes its stated bytes; forks take none until they diverge. */
 static void test_budget(void) {
     const uint64_t block = begin_with_blocks(5);
     bn_session *s, *copy, *other;
@@ -41,27 +41,27 @@ static void test_budget(void) {
     CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
     ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL)); /* copies half a block */
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
-    ok(bn_session_append(s, text, 28, BN_LOGITS_LAST, NULL)); /* sees it alone now */
+    ok(bn_session_append(s, text, 28, BN_LOGITS_LAST, NULL)); /* the only one to reference it now */
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
     ok(bn_session_new(model, NULL, &other));
     CHECK_EQ(bn_session_append(other, text, 129, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
     CHECK_EQ(bn_session_position(other), 0);
-    CHECK_EQ(bn_model_cache_bytes(model), 3 * block); /* not even a part of it */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block); /* nothing was taken in part */
     ok(bn_session_append(other, text, 128, BN_LOGITS_LAST, NULL));
-    bn_session *both[2] = {copy, s}; /* one has room in its block, and one has not */
+    bn_session *both[2] = {copy, s}; /* one has room in its block, the other has not */
     CHECK_EQ(append_together(both, text, 2), BN_ERR_CACHE);
     CHECK(bn_session_position(copy) == 102 && bn_session_position(s) == 128);
     token = n = -7;
     CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, 5, &n), BN_ERR_CACHE);
-    CHECK(token == -7 && n == -7); /* of what failed nothing comes */
+    CHECK(token == -7 && n == -7); /* outputs of the failed call are unchanged */
     CHECK_EQ(bn_session_score(s, text, 1, &(float){0}), BN_ERR_CACHE);
     int32_t again;
-    ok(bn_session_sample(s, &warm, &token)); /* its logits are still there */
+    ok(bn_session_sample(s, &warm, &token)); /* its logits are still available */
     ok(bn_session_rewind(other, 0));
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
     ok(bn_session_step(s, &warm, NULL, 0, &again, 1, &n));
     CHECK_EQ(again, token);
-    bn_session_free(s); /* the first block, which the copy sees, and the arena around it */
+    bn_session_free(s); /* the copy keeps the first block and its arena */
     ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL));
     bn_session_free(copy);
     CHECK_EQ(bn_model_cache_bytes(model), 0);
@@ -69,7 +69,7 @@ static void test_budget(void) {
     end();
 }
 
-/* A block that nobody has any more is others' at once, whoever wrote it. */
+/* A block without references is available to others at once, whoever wrote it. */
 static void test_given_back(void) {
     const uint64_t block = begin_with_blocks(4);
     bn_session *s, *copy, *other;
@@ -84,7 +84,7 @@ static void test_given_back(void) {
     bn_session_free(other);
     ok(bn_session_append(s, text + 70, 100, BN_LOGITS_LAST, NULL));
     ok(bn_session_fork(s, &copy));
-    ok(bn_session_rewind(s, 0)); /* its arena, of which the copy sees the blocks */
+    ok(bn_session_rewind(s, 0)); /* the copy still references blocks of its arena */
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
     ok(bn_session_rewind(copy, 64));
     CHECK_EQ(bn_model_cache_bytes(model), block);
@@ -104,7 +104,7 @@ static void test_given_back(void) {
     end();
 }
 
-/* What the system has back is 0; what lies beside it is as it was. */
+/* Pages returned to the system read as 0; bytes next to them are unchanged. */
 static void test_dropped(void) {
     enum { SIZE = 6 << 20, FIRST = 1000003, DROPPED = 3 << 20, PAGE = 1 << 16 };
     for (int huge = 0; huge < 2; huge++) {
@@ -120,13 +120,13 @@ static void test_dropped(void) {
                 CHECK(bytes[i] == 7);
             else if (i >= FIRST + PAGE && i < FIRST + DROPPED - PAGE) /* no page is larger */
                 CHECK(bytes[i] == 0);
-        bn_pages_drop(bytes + 100, 200); /* has no whole page */
+        bn_pages_drop(bytes + 100, 200); /* contains no whole page */
         CHECK(bytes[100] == 7);
         bn_pages_free(bytes, SIZE, huge);
     }
 }
 
-/* What was taken before is there when it is needed, and goes back when it is not. */
+/* Reserved memory is available when needed, and is released when not. */
 static void test_reserved(void) {
     const uint64_t block = begin_with_blocks(3);
     bn_session *s, *other;
@@ -152,7 +152,7 @@ static void test_reserved(void) {
     end();
 }
 
-/* Of texts that do not fit together none takes memory. */
+/* If texts do not fit together, none takes memory. */
 static void test_embedded_together(void) {
     const uint64_t block = begin_with_blocks(3);
     bn_session *s[3];
@@ -162,7 +162,7 @@ static void test_embedded_together(void) {
         ok(bn_session_new(model, NULL, &s[i]));
     ok(bn_session_embed(s[0], text, 50, BN_POOL_MEAN, NULL));
     CHECK_EQ(bn_embed_batch(s, texts, lengths, 3, BN_POOL_MEAN, NULL), BN_ERR_CACHE);
-    CHECK_EQ(bn_model_cache_bytes(model), block); /* what it had */
+    CHECK_EQ(bn_model_cache_bytes(model), block); /* what it had before */
     CHECK_EQ(bn_session_position(s[0]), 50);
     ok(bn_embed_batch(s + 1, texts, lengths + 2, 1, BN_POOL_MEAN, NULL));
     float score = 5;
@@ -173,7 +173,7 @@ static void test_embedded_together(void) {
     end();
 }
 
-/* A draft that has no room is left out; the text is the same. */
+/* A draft without room is left out; the text is the same. */
 static void test_draft_without_room(void) {
     begin_with_blocks(1);
     int32_t draft[4], tokens[4], n;
@@ -229,13 +229,13 @@ static void test_threads(void) {
     end();
 }
 
-/* --- both at once --- */
+/* --- two threads --- */
 
 enum { ROUNDS = 2000, PARTED = 200 /* positions, in a ring of 256 */ };
 
 static atomic_int arrived;
 
-/* Both threads go on together from here. */
+/* Barrier: both threads continue together from here. */
 static void meet(int round) {
     atomic_fetch_add(&arrived, 1);
     while (atomic_load(&arrived) < 2 * (round + 1))
@@ -254,8 +254,8 @@ static void *part(void *context) {
     return NULL;
 }
 
-/* Two texts stop to see the same blocks in the same moment: what each counted before the other let
- * go, but did not need to copy any more, is given back. */
+/* Two texts diverge from the same blocks at the same moment: bytes that each charged before the
+ * other released the block, but then did not need to copy, are given back. */
 static void test_parting_at_once(void) {
     begin(BN_MASK_CAUSAL, 20, 0);
     static const int which[] = {0, 1};
@@ -265,7 +265,7 @@ static void test_parting_at_once(void) {
     for (int round = 0; round < ROUNDS; round++) {
         bn_session *copy;
         ok(bn_session_fork(s, &copy));
-        ok(bn_session_reserve(copy, PARTED)); /* blocks that none but the next two see */
+        ok(bn_session_reserve(copy, PARTED)); /* blocks that only the next two share */
         for (int i = 0; i < 2; i++)
             ok(bn_session_fork(copy, &parting[round][i]));
         bn_session_free(copy);
@@ -285,7 +285,7 @@ static void *ask_too_much(void *context) {
     return NULL;
 }
 
-/* What there is room for is given, whatever others are refused meanwhile. */
+/* A request that fits is granted, whatever others are refused at the same time. */
 static void test_refused_at_once(void) {
     bn_budget budget = {.most = 100};
     pthread_t thread;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_cancel.c: a cancel ends what a session does wherever it comes, stays until the session is
- * rewound, and costs no token that was finished, neither its own nor those of others in a batch.
+ * test_cancel.c: a cancel ends what a session does at any point, lasts until the session is
+ * rewound, and loses no finished token, neither of this session nor of others in the batch.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -17,8 +17,8 @@
 static bn_model *model;
 static int32_t prompt[PROMPT];
 
-/* Every call says so before any work, changes nothing, and goes on after a rewind to where it is.
- */
+/* Every call fails before any work and changes nothing; after a rewind to the current position it
+ * works. */
 static void test_cancelled_calls(void) {
     int32_t token, n, out[2];
     float score, vector[DIM];
@@ -53,7 +53,7 @@ static void test_cancelled_calls(void) {
     ok(append_together((bn_session *const[]){other, copy}, prompt, 2));
     ok(bn_session_rewind(s, PROMPT));
     CHECK(!bn_session_cancelled(s));
-    ok(bn_session_sample(s, NULL, &token)); /* its logits are still there */
+    ok(bn_session_sample(s, NULL, &token)); /* its logits are still available */
     ok(bn_session_append(s, prompt + 1, 1, BN_LOGITS_LAST, NULL));
     same_logits(s, copy);
     CHECK(!bn_session_cancelled(NULL));
@@ -63,7 +63,7 @@ static void test_cancelled_calls(void) {
     bn_session_free(copy);
 }
 
-/* One thread makes tokens; another cancels it at some moment. */
+/* One thread generates tokens; another cancels it at some moment. */
 typedef struct race {
     bn_session *session;
     atomic_int made, cancel_at, cancelled;
@@ -78,7 +78,7 @@ static void *cancel_at(void *context) {
     return NULL;
 }
 
-/* A generation ends wherever the cancel comes, between two calls or within one: each time. */
+/* A generation always ends, whether the cancel comes between two calls or during one. */
 static void test_cancelled_generation(void) {
     const bn_sampler sampler = {.temperature = 1, .top_k = 20};
     uint64_t random = 5;
@@ -119,7 +119,7 @@ static void *cancel_often(void *context) {
     return NULL;
 }
 
-/* A long append that is cancelled while it runs keeps whole blocks and can be finished. */
+/* A long append cancelled while it runs keeps whole blocks and can be completed. */
 static void test_cancelled_append(void) {
     const bn_session_options options = {.batch = 1};
     bn_session *s, *right = prompted(model, NULL, prompt);
@@ -129,7 +129,7 @@ static void test_cancelled_append(void) {
     race r = {.session = s};
     CHECK_EQ(pthread_create(&thread, NULL, cancel_often, &r), 0);
     for (int within = 0; within < 10;) {
-        at = bn_session_position(s) % PROMPT; /* from the beginning when it got through */
+        at = bn_session_position(s) % PROMPT; /* start again if it completed */
         ok(bn_session_rewind(s, at));
         const bn_status status =
             bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
@@ -148,7 +148,7 @@ static void test_cancelled_append(void) {
     bn_session_free(right);
 }
 
-/* One of them is cancelled while all are computed: each keeps what it has and can be finished. */
+/* One text is cancelled while all are computed: each keeps what it has and can be completed. */
 static void test_cancelled_batch(void) {
     enum { N = 4, WHOLE = 200 };
     const bn_session_options one = {.batch = 1};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_changing.c: a mapped file that another process writes to. No check can be undone: what was
- * looked at is a copy, and values that change are only values.
+ * test_changing.c: a mapped file that another process writes to. It cannot undo a check: what was
+ * checked is a copy, and only values can change.
  */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "file_check.h"
@@ -14,7 +14,7 @@
 
 enum { TRIES = 1500 };
 
-/* All tables are gone after the file was parsed, and it is as if nothing had been. */
+/* Erasing all tables after the file was parsed has no effect. */
 static void test_tables(void) {
     size_t size;
     uint8_t *bytes = tiny_file(tiny_everything, SIZE_MAX, SIZE_MAX, &size);
@@ -54,7 +54,7 @@ static void compute(bn_model *model) {
     bn_session_free(s);
 }
 
-/* Puts the tables' bytes, and some values, in and out of order for as long as it lives. */
+/* Corrupt and restore the tables' bytes, and some values, until the process is killed. */
 static void disturb(volatile uint8_t *bytes, const uint8_t *good, size_t size, uint64_t random) {
     const size_t tables = tiny_section(good, BN_SECTION_DATA);
     for (;;) {
@@ -69,7 +69,7 @@ static void disturb(volatile uint8_t *bytes, const uint8_t *good, size_t size, u
     }
 }
 
-/* The file is shared memory between pages that cannot be touched. */
+/* The file is shared memory between inaccessible pages. */
 static void test_writer(int no_verify) {
     size_t size;
     uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_choice.c: what a session chooses. There is one right answer to every text, that of single
- * appends with all logits computed; drafts, masks and the screened head must give it bit for bit.
+ * test_choice.c: which tokens a session chooses. The right answer for every text is that of single
+ * appends with all logits computed; drafts, `allowed` and the screened head must give it bit for
+ * bit.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -17,7 +18,7 @@
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
-static bn_session_options plain; /* the cache type of the day */
+static bn_session_options plain; /* the cache type under test */
 
 static const int32_t biased[] = {5, 77, 8999};
 static const float bias[] = {3.5f, -INFINITY, 2};
@@ -42,7 +43,7 @@ static const bn_sampler samplers[] = {
 };
 enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
-/* The right answer: asking for the logits first makes the sampler see all of them. */
+/* The right answer: requesting the logits first makes the sampler see all of them. */
 static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
     bn_session *s = prompted(model, &plain, prompt);
     for (int i = 0; i < NEW; i++) {
@@ -53,7 +54,8 @@ static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
     return s;
 }
 
-/* Without asking, only what the sampler needs of the head is computed; the token is the same. */
+/* Without such a request, only the logits that the sampler needs are computed; the token is the
+ * same. */
 static void test_screened_head(const bn_sampler *sampler) {
     int32_t expected[NEW], token;
     bn_session *right = reference(sampler, expected), *s = prompted(model, &plain, prompt);
@@ -62,7 +64,7 @@ static void test_screened_head(const bn_sampler *sampler) {
         CHECK_EQ(token, expected[i]);
         ok(bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL));
     }
-    ok(bn_session_sample(s, sampler, &token)); /* leaves no trace in the logits */
+    ok(bn_session_sample(s, sampler, &token)); /* does not change the logits */
     same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
@@ -73,8 +75,8 @@ static int falling(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* bn_head_wanted itself: the k largest, what is not much less, and the tokens asked for are there,
- * and exact; most of the head is not computed. */
+/* bn_head_wanted: the k largest, those not much smaller, and the requested tokens are present and
+ * exact; most of the head is not computed. */
 static void test_head_wanted(void) {
     static float full[VOCAB], sorted[VOCAB], top[VOCAB];
     static uint32_t listed[VOCAB];
@@ -108,7 +110,7 @@ static void test_head_wanted(void) {
     bn_session_free(s);
 }
 
-/* The token that comes first of all is among those that are computed, which are few. */
+/* The token that arrives first among all is among the few that are computed. */
 static void test_drawn_of_all(void) {
     static const float temperatures[] = {1, 10, 40, 80};
     static float full[VOCAB], drawn[VOCAB];
@@ -145,7 +147,7 @@ static void test_drawn_of_all(void) {
             not_likeliest += token != likeliest;
         }
     }
-    CHECK(not_likeliest > DRAWS); /* or nothing was drawn */
+    CHECK(not_likeliest > DRAWS); /* otherwise the draw had no effect */
     for (int i = 0; i < 4; i++)
         CHECK_MSG(computed[i] < DRAWS * VOCAB / 2, "%zu at temperature %g", computed[i] / DRAWS,
                   (double)temperatures[i]);
@@ -155,8 +157,8 @@ static void test_drawn_of_all(void) {
 
 enum { WORDS = (VOCAB + 31) / 32 };
 
-/* Rows of bn_sampler.allowed for NEW tokens: of one token, of some, of about as many as are
- * computed one by one, of a tenth, of nearly all. */
+/* Rows of bn_sampler.allowed for NEW tokens: one token, several, about as many as are computed one
+ * by one, a tenth, nearly all. */
 static const uint32_t *allowed_rows(uint64_t random) {
     static uint32_t rows[NEW][WORDS];
     static const size_t several[] = {1, 200, 255, 256, 257, VOCAB / 10, 6 * VOCAB};
@@ -169,8 +171,8 @@ static const uint32_t *allowed_rows(uint64_t random) {
     return rows[0];
 }
 
-/* What is not allowed is never chosen, and which tokens are is that of all logits: with the
- * screened head, and with drafts, right and wrong. */
+/* Tokens that are not allowed are never chosen, and the choice is that from all logits: with the
+ * screened head, and with right and wrong drafts. */
 static void test_allowed(const bn_sampler *sampler, uint64_t random) {
     const uint32_t *rows = allowed_rows(random);
     bn_sampler p = *sampler;
@@ -228,15 +230,15 @@ static void test_drafts(const bn_sampler *sampler, uint64_t random) {
         accepted += n - 1;
         CHECK_EQ(bn_session_position(s), PROMPT + done);
     }
-    CHECK(accepted > 5); /* or nothing was tested */
+    CHECK(accepted > 5); /* otherwise nothing was tested */
     same_logits(s, right);
     CHECK(memcmp(bn_session_tokens(s) + PROMPT, expected, sizeof expected) == 0);
     bn_session_free(s);
     bn_session_free(right);
 }
 
-/* A text alone goes on for a moment, to the end of what is asked or of its context, and with what
- * is allowed for one token not at all. */
+/* A lone text continues for `moment`, up to `most` tokens or the end of its context; with `allowed`
+ * for one token it does not. */
 static void test_moment(const bn_sampler *sampler) {
     int32_t expected[NEW], chosen[NEW];
     bn_session *right = reference(sampler, expected), *s = prompted(model, &plain, prompt);
@@ -274,7 +276,7 @@ static void test_moment(const bn_sampler *sampler) {
     bn_session_free(right);
 }
 
-/* A guess that is no token is wrong whatever is chosen. */
+/* A guess that is not a token is refused, whatever is chosen. */
 static void test_wrong_guesses(void) {
     bn_session *s = prompted(model, NULL, prompt);
     int32_t token, tokens[2], n = -7;
@@ -286,7 +288,7 @@ static void test_wrong_guesses(void) {
     bn_session_free(s);
 }
 
-/* Of a text whose sampler is wrong nothing is done, and the others go on. */
+/* A text with an invalid sampler is not changed, and the others continue. */
 static void test_wrong_sampler(void) {
     const bn_sampler wrong = {.temperature = (float)NAN};
     bn_session *s = prompted(model, NULL, prompt), *other = prompted(model, NULL, prompt);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_cpu.c: what the library says about this build and this machine: tiers, processors, limits,
- * sentences.
+ * test_cpu.c: what the library reports about this build and this machine: tiers, processors,
+ * limits, status texts.
  */
 #define _GNU_SOURCE /* sched_setaffinity, mkdtemp */
 
@@ -30,8 +30,8 @@ static int is_listed(const char *isa) {
     return 0;
 }
 
-/* Every member of a table of kernels is a pointer, but two that are numbers, and none may be
- * missing, but for weights that stay floats. */
+/* No member of a kernel table is NULL or 0, except the limits of lookup, and weigh for types with
+ * float weights. */
 static void check_complete(const bn_kernels *table) {
     bn_kernels full = *table;
     uintptr_t members[sizeof full / sizeof(void *)];
@@ -51,7 +51,8 @@ static void test_tiers(void) {
         CHECK(bn_kernels_select(&table, bn_isa_name(n)));
         CHECK(strcmp(table.isa, bn_isa_name(n)) == 0);
         check_complete(&table);
-        CHECK(table.bytes.crc32(0, (const uint8_t *)"123456789", 9) == 0xcbf43926); /* it runs */
+        CHECK(table.bytes.crc32(0, (const uint8_t *)"123456789", 9) ==
+              0xcbf43926); /* it can be called */
         n++;
     }
     CHECK(n >= 1 && strcmp(bn_isa_name(n - 1), "scalar") == 0);
@@ -68,7 +69,7 @@ static void test_tiers(void) {
 }
 
 #if defined(__x86_64__) && defined(__linux__)
-/* The kernel, for it asks the CPU. */
+/* Ask the kernel, as it does not depend on our own detection. */
 static int tiles_are_granted(void) {
     FILE *file = fopen("/proc/cpuinfo", "r");
     char line[8192];
@@ -81,8 +82,8 @@ static int tiles_are_granted(void) {
 }
 #endif
 
-/* A tier is listed exactly when the compiler's own detection finds its instructions and the
- * build has the file. */
+/* A tier is listed exactly if the compiler's own detection finds its instructions and the build has
+ * the file. */
 static void test_detection(void) {
     bn_kernels scrap;
     bn_kernels_scalar(&scrap);
@@ -109,8 +110,8 @@ static void test_detection(void) {
 #endif
 }
 
-/* Linux refuses tiles to a process with a small stack for signals: then the tier is absent, and the
- * others are not. First, as what it once granted it grants to children, too. */
+/* Linux refuses AMX to a process with a small signal stack: then this tier is absent, and the
+ * others are not. Must run first, as children inherit a granted permission. */
 static void test_small_signal_stack(void) {
 #if defined(__linux__) && !defined(BITNET_AMX_IN_C)
     const pid_t child = fork();
@@ -118,7 +119,8 @@ static void test_small_signal_stack(void) {
         static char room[4096];
         const stack_t stack = {.ss_sp = room, .ss_size = sizeof room};
         bn_kernels table;
-        if (sigaltstack(&stack, NULL) != 0) /* AVX-512 alone needs more on some kernels */
+        if (sigaltstack(&stack, NULL) != 0) /* on some kernels, AVX-512 alone needs a larger
+                                             * stack */
             _exit(0);
         _exit(is_listed("amx") || !is_listed("scalar") || !bn_kernels_select(&table, NULL) ||
               strcmp(table.isa, "amx") == 0);
@@ -154,7 +156,7 @@ static char mount[] = "/tmp/bitnet_cgroup_XXXXXX";
 
 static void test_cgroup_quota(void) {
     static const struct {
-        const char *name, *text; /* NULL: a directory; each after the one it lies in */
+        const char *name, *text; /* NULL: a directory; each comes after its parent */
     } tree[] = {{"user", NULL},
                 {"user/cpu.max", "150000 100000\n"},
                 {"user/app", NULL},
@@ -175,8 +177,9 @@ static void test_cgroup_quota(void) {
         double quota;
     } cases[] = {
         {"0::/user\n", 1.5},
-        {"0::/user/app\n", 1.5},           /* the parent's limit is the lower */
-        {"0::/user/app/none/such\n", 1.5}, /* not visible from here: the nearest that is */
+        {"0::/user/app\n", 1.5},           /* the parent's limit is lower */
+        {"0::/user/app/none/such\n", 1.5}, /* not visible from here: the nearest visible ancestor
+                                            * counts */
         {"0::/user/app", 1.5},             /* no end of line */
         {"0::/free\n", 0},
         {"0::/bad\n", 0},
@@ -185,7 +188,7 @@ static void test_cgroup_quota(void) {
         {"nonsense\n:\n::\n\n", 0},
         {"4:cpu,cpuacct:/box\n", 3},
         {"4:cpuacct,cpu:/box\n", 3},
-        {"4:cpuacct,cpuset:/box\n", 0}, /* other controllers have other groups */
+        {"4:cpuacct,cpuset:/box\n", 0}, /* other controllers have separate groups */
         {"4:cpu:/open\n", 0},
         {"9:memory:/m\n4:cpu:/box\n0::/user\n", 1.5}, /* both versions at once */
     };
@@ -229,7 +232,7 @@ static void test_limits(void) {
     CHECK_MSG(rate > 0.01 && rate < 10000, "best: %g GMAC/s", rate);
 }
 
-/* --- Sentences --- */
+/* --- Status texts --- */
 
 static void test_text(void) {
     enum { LAST = BN_ERR_MODEL };

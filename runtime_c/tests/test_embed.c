@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_embed.c: the vector of a text, alone and with others; and a model that has no head.
+ * test_embed.c: the embedding of a text, alone and with others; and a model without a head.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -13,10 +13,10 @@
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
-static bn_session_options plain; /* the cache type of the day */
+static bn_session_options plain; /* the cache type under test */
 
-/* The vector of a text is that of its states: here against single appends, whose last state the
- * session keeps. Pieces and forks give the same bits. */
+/* The embedding of a text follows from its states: compared with single appends, whose last state
+ * the session keeps. Pieces and forks give the same bits. */
 static void test_embed(void) {
     enum { N = 40 };
     const bn_pooling kinds[] = {BN_POOL_LAST, BN_POOL_MEAN, BN_POOL_FIRST};
@@ -58,7 +58,7 @@ static void test_embed(void) {
         bn_session_free(copy);
     }
     CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
-    ok(bn_session_rewind(s, 5)); /* and tokens that came another way */
+    ok(bn_session_rewind(s, 5)); /* also for tokens appended by another function */
     ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
     CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_FIRST, NULL), BN_ERR_STATE);
     ok(bn_session_rewind(s, 0));
@@ -70,7 +70,8 @@ static void test_embed(void) {
     bn_session_free(single);
 }
 
-/* Texts together are texts alone, also when one goes on, and where the first session is short. */
+/* Texts embedded together give the same bits as alone, also if one continues, and if the first
+ * session is short. */
 static void test_embed_batch(void) {
     enum { N = 6 };
     const int32_t lengths[N] = {3, 1, 250, 40, 2, 128}, more[N] = {1, 5, 1, 1, 1, 9};
@@ -112,7 +113,7 @@ static void test_embed_batch(void) {
     }
 }
 
-/* A model without a head has no logits to give, and says so before any work. */
+/* A model without a head refuses to give logits, before any work. */
 static void test_no_head(const uint8_t *file, size_t size) {
     uint8_t *bytes = tiny_copy(file, size);
     tiny_put(bytes + tiny_section(bytes, 1) + 4 * 28, 0, 4); /* has_head; it was tied */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_entering.c: a vector in the place of a token enters as it is, but for what all rows get:
- * their position and the norm of what enters.
+ * test_entering.c: a vector in place of a token enters unchanged, except for what all rows get:
+ * their position and the embedding norm.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -33,7 +33,7 @@ static void test(const bn_load_options *options) {
         bn_row *row = bn_batch_add(&b, s, 0, BN_WANT_LOGITS);
         row->out = found[i];
         if (i % 3 > 0)
-            row->vector = vectors[i]; /* which has the scale of the embedding already */
+            row->vector = vectors[i]; /* already multiplied by embedding_scale */
         else
             row->token = tokens[i];
     }

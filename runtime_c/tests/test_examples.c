@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_examples.c: the programs of runtime_c/examples do what they say, on a small model.
+ * test_examples.c: the programs of runtime_c/examples do what they promise, on a small model.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp, kill */
 
@@ -16,7 +16,7 @@ enum { VOCAB = 19, COUNT = 12, LONG = 1 << 22 };
 
 static char path[] = "/tmp/bitnet_examples_XXXXXX";
 
-/* A program that runs; what it says on both streams is read from `out`. */
+/* A running program; its stdout and stderr are read from `out`. */
 typedef struct program {
     pid_t pid;
     FILE *out;
@@ -48,7 +48,7 @@ static program start(const char *name, const char *const *arguments, const char 
     return (program){pid, fdopen(from[0], "r")};
 }
 
-/* Reads to the end of what it says, the first `size` bytes of it into `said`; its exit status. */
+/* Read its output to the end, the first `size` bytes of it into `said`; returns its exit status. */
 static int finish(program p, char *said, size_t size) {
     int status;
     const size_t n = fread(said, 1, size - 1, p.out);
@@ -125,7 +125,7 @@ static void test_batch(bn_model *model) {
     CHECK_MSG(strstr(said, "text: a token id outside the vocabulary") != NULL, "%s", said);
 }
 
-/* It would go on for four million tokens. */
+/* Without the signal it would run for four million tokens. */
 static void test_stream(void) {
     const char *const arguments[] = {path, "1", "2", NULL};
     char said[1 << 16];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_failures.c: what the system refuses. The linker (--wrap, see CMakeLists.txt) puts the
- * functions below between the engine and the C library. Everything a program does with the
- * engine is repeated with the first of their calls failing, then the second, ... until none is
- * left to fail: each time the right status comes back, nothing leaks, and the next run works.
+ * test_failures.c: failures of the system. The linker (--wrap, see CMakeLists.txt) inserts the
+ * functions below between the engine and the C library. Everything a program does with the engine
+ * is repeated with the first of their calls failing, then the second, ... until none is left: each
+ * time the right status is returned, nothing leaks, and the next run works.
  */
 #define _GNU_SOURCE
 #include "bitnet_runtime.h"
@@ -18,12 +18,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* --- between the engine and the C library --- */
+/* --- wrappers of the C library --- */
 
 static long calls_until_failure = -1; /* -1: no call fails */
-static bn_status injected;            /* what the failed call should be reported as */
-static int trickle;                   /* read gives a few bytes, or EINTR */
-static atomic_long held;              /* blocks, mappings, descriptors and threads */
+static bn_status injected;            /* the status expected for the failed call */
+static int trickle;                   /* read returns a few bytes, or EINTR */
+static atomic_long held;              /* memory blocks, mappings, descriptors and threads in use */
 
 static int fails(bn_status status) {
     if (calls_until_failure < 0 || calls_until_failure-- > 0)
@@ -145,7 +145,7 @@ static char path[] = "/tmp/bitnet_failures_XXXXXX";
 static uint8_t *good;
 static size_t good_size;
 
-/* How the bytes get to the engine. */
+/* How the engine gets the bytes. */
 typedef enum source { MAPPED, READ, IN_MEMORY } source;
 
 static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
@@ -195,7 +195,7 @@ static bn_status use_engine(source from, float *logits) {
     const bn_load_options options = {.threads = 3, .no_mmap = from == READ};
     char detail[BN_DETAIL_SIZE];
     bn_model *model = NULL;
-    memset(detail, 'x', sizeof detail); /* of another call, say, and without an end */
+    memset(detail, 'x', sizeof detail); /* stale contents, without a terminator */
     bn_status status = from == IN_MEMORY
                            ? bn_model_open_bytes(good, good_size, &options, &model, detail)
                            : bn_model_open(path, &options, &model, detail);
@@ -234,7 +234,7 @@ static void test_each_failure(source from) {
     CHECK(memcmp(logits, expected, sizeof logits) == 0);
 }
 
-/* Before anything is opened: each says what is wrong, also of what the environment says. */
+/* Failures before anything is opened: each explains what is wrong, also in the environment. */
 static void test_arguments(void) {
     const bn_load_options threads = {.threads = 257}, negative = {.threads = -1},
                           isa = {.isa = "z80"};

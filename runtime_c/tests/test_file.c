@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_file.c: the reader of packed files accepts what export/FORMAT.md allows, and has a status
- * and an explanation for each thing it refuses. test_file_hostile.c refuses the rest.
+ * and an explanation for each refusal. More refusals are in test_file_hostile.c.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
@@ -76,7 +76,7 @@ static void test_everything(void) {
     CHECK_MSG(strcmp(name, "stacks.65535.layers.65534.experts.65534.role 65535.weight") == 0, "%s",
               name);
 
-    /* Every tensor left out, every tensor twice: the table is exact. */
+    /* Each tensor left out, then each written twice: the table must be exact. */
     const size_t n = f.n_tensors;
     bn_file_close(&f);
     free(good);
@@ -93,7 +93,7 @@ static void test_everything(void) {
 }
 
 static void test_sections(const uint8_t *good, size_t size) {
-    /* METADATA as a kind that a later version might add. */
+    /* METADATA as a section kind that a later version might add. */
     const size_t entry = tiny_entry(good, BN_SECTION_METADATA);
     uint8_t *copy = tiny_copy(good, size);
     uint8_t data_entry[32];
@@ -103,7 +103,7 @@ static void test_sections(const uint8_t *good, size_t size) {
     memcpy(copy + entry, data_entry, 32);
     const size_t data = tiny_section(good, 6), data_size = (size_t)tiny_get(data_entry + 16, 8);
     const size_t start = tiny_section(good, 3);
-    memmove(copy + start, good + data, data_size); /* ... so the two change places */
+    memmove(copy + start, good + data, data_size); /* ... so swap the two */
     memset(copy + start + data_size, 0, size - start - data_size);
     memcpy(copy + start + tiny_align(data_size), good + start, 25);
     tiny_put(copy + entry + 8, start, 8);
@@ -190,7 +190,7 @@ static void test_statuses(const uint8_t *good, size_t size) {
                         "layers.0.q.weight: a scale");
     const size_t o = tensors + 5 * 64, o_scale = data + (size_t)tiny_get(good + o + 40, 8);
     CHECK_EQ(tiny_get(good + o + 4, 2), BN_O);
-    for (size_t i = 0; i < 5; i++) /* of the first row and of a padding row */
+    for (size_t i = 0; i < 5; i++) /* in the first row and in a padding row */
         file_forged_refused(good, size, o_scale + (i % 2 ? 62 : 0), 2,
                             (const uint64_t[]){0, 0x8000, 0x7C00, 0x7E01, 0xBC00}[i], BN_ERR_SCALE,
                             "layers.0.o.weight: a group scale is not finite and > 0");
@@ -198,7 +198,7 @@ static void test_statuses(const uint8_t *good, size_t size) {
                         "layers.0.q.weight: a ternary code");
     file_forged_refused(good, size, table + 3, 1, 0x80, BN_ERR_CODE, "embedding.weight: an int8");
 
-    /* Without new checksums, damage is what is reported, not what it looks like. */
+    /* Without new checksums, damage is reported as damage, not as what the bytes now mean. */
     for (size_t i = 0; i < 3; i++) {
         const size_t at[] = {meta + 2, q_data + 9, 64 + 8};
         const char *text[] = {"METADATA", "section DATA", "header and section table"};
@@ -232,18 +232,18 @@ static void test_frequencies(void) {
     free(good);
 }
 
-/* What a file is instead may stand behind blanks, but not behind any number of them. */
+/* The format is recognized after blanks, but only near the beginning. */
 static void test_foreign(void) {
     uint8_t bytes[8192];
     memset(bytes, ' ', sizeof bytes);
     memcpy(bytes + 4000, "{}", 2);
     file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "JSON text");
-    memset(bytes, '\n', sizeof bytes); /* not looked for any further */
+    memset(bytes, '\n', sizeof bytes); /* beyond the bytes examined */
     memcpy(bytes + 4096, "{}", 2);
     file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "begins with 0a 0a");
 }
 
-/* Of the 256 bytes, those that five codes make are accepted, wherever they stand. */
+/* Of the 256 byte values, those that encode five codes are accepted, anywhere. */
 static void test_trits(void) {
     size_t size;
     uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
@@ -269,7 +269,7 @@ static void test_trits(void) {
     free(good);
 }
 
-/* A file cut or grown so that its header agrees with it. */
+/* A file truncated or extended, with a header that agrees. */
 static void test_own_size(const uint8_t *good, size_t size) {
     uint8_t *copy = tiny_alloc(size + 1);
     memcpy(copy, good, size);

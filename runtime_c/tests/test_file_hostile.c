@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_file_hostile.c: every prefix of a packed file, every single-byte change, forged tables and
- * random changes under right checksums: refused, or proven harmless. Run it under
- * AddressSanitizer; the bytes lie in memory of exactly their size.
+ * random changes with valid checksums: refused, or proven harmless. Run it under AddressSanitizer;
+ * the bytes are in memory of exactly their size.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
@@ -29,7 +29,7 @@ static void test_prefixes(const uint8_t *good, size_t size) {
     free(longer);
 }
 
-/* Every byte of header and table to every value, every other byte to eight values. */
+/* Change every byte of header and table to every value, every other byte to eight values. */
 static void test_byte_changes(const uint8_t *good, size_t size) {
     static const uint8_t flips[] = {0x01, 0x02, 0x04, 0x08, 0x10, 0x55, 0x80, 0xFF};
     uint8_t *copy = tiny_copy(good, size);
@@ -50,8 +50,9 @@ static void test_byte_changes(const uint8_t *good, size_t size) {
     free(copy);
 }
 
-/* Forged checksums: no other value of any byte of the header, the section table, the tensor
- * table or any padding is accepted, and no word of a stack that changes what tensors there are. */
+/* With forged checksums: no other value of any byte of the header, the section table, the tensor
+ * table or any padding is accepted, and none of a word of a stack that determines which tensors
+ * there are. */
 static void test_forged_tables(const uint8_t *good, size_t size) {
     static const uint64_t hostile[] = {0, 1, 2, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFC0, 0xFFFFFFFF};
     static const uint8_t free_words[] = {0,  1,  9,  10, 11, 13, 15, 19, 22, 23,
@@ -94,7 +95,7 @@ static void test_forged_tables(const uint8_t *good, size_t size) {
         }
 }
 
-/* Many random changes at once, checksums made right. Whatever comes out, nothing breaks. */
+/* Many random changes at once, with valid checksums. Whatever the result, nothing crashes. */
 static void test_random_changes(const uint8_t *good, size_t size) {
     uint64_t random = 7;
     uint8_t *copy = tiny_copy(good, size);
@@ -131,7 +132,7 @@ static void wide(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 640);
 }
 
-/* However many threads share the work, the answer is that of one. */
+/* The answer does not depend on the number of threads. */
 static void same_answer(const uint8_t *bytes, size_t size, bn_pool **pools, bn_status expected) {
     char alone[BN_DETAIL_SIZE] = "", detail[BN_DETAIL_SIZE] = "";
     bn_file f;
@@ -145,19 +146,20 @@ static void same_answer(const uint8_t *bytes, size_t size, bn_pool **pools, bn_s
     bn_file_close(&f);
 }
 
-/* Make one value of a tensor what verify refuses. */
+/* Make one value of a tensor invalid for verify. */
 static void spoil(uint8_t *bytes, const uint8_t *record, uint64_t *random) {
-    /* By encoding: NaN, NaN, a code 3, no five trits, a code of -128. */
+    /* By encoding: NaN, NaN, a code 3, a byte that is not five trits, a code of -128. */
     static const uint32_t bad[] = {0,          0x7FC00000, 0x7E007E00, 0, 0x03030303,
                                    0x01010101, 0x80808080, 0,          0, 0x80808080};
     const size_t encoding = record[9], size = (size_t)tiny_get(record + 32, 8);
     uint8_t *data = bytes + tiny_section(bytes, 6) + (size_t)tiny_get(record + 24, 8);
-    const size_t end = encoding == BN_INT8_SKETCH ? size / 2 : size; /* inside its codes */
+    const size_t end = encoding == BN_INT8_SKETCH ? size / 2 : size; /* within its codes */
     tiny_put(data + check_below(random, end) / 4 * 4, bad[encoding], 4);
 }
 
-/* A sketch, a step or a deviation that is not that of the codes is refused, and those of no row
- * unless they are finite and >= 0. Codes behind the end of a row or a column do not matter. */
+/* A sketch, a step or a deviation that does not follow from the codes is refused, and those of
+ * padding rows unless they are finite and >= 0. Codes past the end of a row or a column do not
+ * matter. */
 static void test_sketch(const uint8_t *good, size_t size, const uint8_t *record, bn_pool **pools) {
     uint64_t random = 11;
     static const uint32_t bad[] = {0x7F800000, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000000};
@@ -176,7 +178,7 @@ static void test_sketch(const uint8_t *good, size_t size, const uint8_t *record,
             free(spoilt);
         }
     }
-    for (size_t i = 0; i < 60; i++) { /* one bit, of a code or of what follows from it */
+    for (size_t i = 0; i < 60; i++) { /* one bit, of a code or of something derived from it */
         const size_t rows = (size_t)tiny_get(record + 16, 4); /* whole panels of whole tiles */
         const size_t ends[] = {at.step, at.step + 4 * rows, at.deviation + 4 * rows};
         const size_t begins[] = {0, at.step, at.deviation};

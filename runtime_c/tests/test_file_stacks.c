@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_file_stacks.c: the stack records. Every word has a first value that is refused by name.
+ * test_file_stacks.c: the stack records. For every word, the first invalid value is refused, naming
+ * the word.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
@@ -52,7 +53,7 @@ static const struct {
     {30, "global_every", {1, 1025, UINT32_MAX}},
     {31, "normalize_routing", {2, UINT32_MAX}},
     {32, "first_position", {2, UINT32_MAX}},
-    {33, "image_size", {1, UINT32_MAX}}, /* words of images where there are none */
+    {33, "image_size", {1, UINT32_MAX}}, /* words for images in a stack without images */
     {34, "patch_size", {1, UINT32_MAX}},
     {35, "channels", {1, UINT32_MAX}},
     {36, "channel 0", {1, NOT_A_NUMBER, UINT32_MAX}},
@@ -93,7 +94,7 @@ static void test_relations(const uint8_t *good, size_t size) {
     free(copy);
 }
 
-/* Of the stack of images: 5 x 5 pixels, 2 channels, patches of 2 x 2. */
+/* The vision stack: 5 x 5 pixels, 2 channels, patches of 2 x 2. */
 static void test_images(void) {
     static const struct {
         uint8_t word;
@@ -107,7 +108,7 @@ static void test_images(void) {
         {34, "patch_size", {0, 6, UINT32_MAX}},
         {35, "channels", {0, 4, UINT32_MAX}},
         {35, "channel 1", {1, UINT32_MAX}},
-        {35, "channel 2", {3, UINT32_MAX}}, /* whose deviation is 0 */
+        {35, "channel 2", {3, UINT32_MAX}}, /* its deviation is 0 */
         {36, "channel 0", {NOT_A_NUMBER, INFINITE, UINT32_MAX}},
         {39, "channel 0", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
         {42, "max_context is 5, expected 4", {0, UINT32_MAX}},

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_file_tensors.c: which encoding and which scope of scales a tensor may have, by its role
+ * test_file_tensors.c: which encoding and scope of scales a tensor may have, by its role
  * (export/FORMAT.md §3), and how long a row of TERNARY_5TRIT may be.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
 
-enum { DIM = 8, VOCAB = 9, BIAS = 1000 /* + role: the bias of its tensor */ };
+enum { DIM = 8, VOCAB = 9, BIAS = 1000 /* + role: the bias of this role */ };
 
-/* What the recipe below writes; recipes take no arguments. */
+/* Parameters of the recipe below; recipes take no arguments. */
 static unsigned role, encoding, scope, ffn_dim = 5;
 
-/* One of the tensors that stand for their kind is written as asked, the rest as usual. */
+/* A tensor that represents its kind is written as requested, the others as usual. */
 static void tensor(tiny_writer *w, unsigned layer, unsigned r, unsigned usual_encoding,
                    unsigned usual_scope, size_t rows, size_t cols) {
     const int asked = r == role;

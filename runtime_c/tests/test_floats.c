@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_floats.c: results do not depend on the floating-point environment of the caller's thread,
- * which is the same afterwards.
+ * which is unchanged afterwards.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -19,7 +19,8 @@ typedef struct results {
     int32_t tokens[4 * DRAWS];
 } results;
 
-/* Three wrong roundings and the right one; from the fifth on, subnormal numbers are lost too. */
+/* Three wrong rounding modes and the right one; from the fifth on, subnormals are also flushed to
+ * zero. */
 static void enter(int environment) {
     const int roundings[ROUND] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     CHECK_EQ(fesetround(roundings[environment % ROUND]), 0);
@@ -40,7 +41,7 @@ static bn_floats now(void) {
     return f;
 }
 
-/* A call leaves the environment as it was, its exception flags included. */
+/* A call leaves the environment unchanged, exception flags included. */
 #define UNCHANGED(call)                                                                            \
     do {                                                                                           \
         bn_floats before, after;                                                                   \
@@ -75,7 +76,7 @@ static void compute(bn_model *model, results *r) {
     }
     UNCHANGED(CHECK(bn_session_logits(s) != NULL));
     memcpy(r->last, bn_session_logits(s), sizeof r->last);
-    r->scores[0] = 0; /* of an empty session it is NAN */
+    r->scores[0] = 0; /* NAN, as the session was empty */
     ok(bn_session_rewind(s, 0));
     UNCHANGED(ok(bn_session_score(s, prompt, 1, r->scores)));
     UNCHANGED(ok(bn_session_score(s, prompt + 1, TOKENS - 1, r->scores + 1)));
@@ -85,7 +86,7 @@ static void compute(bn_model *model, results *r) {
     bn_session_free(other);
 }
 
-/* A model in which a subnormal number matters: the scale of the embedding. */
+/* A model in which a subnormal number matters: embedding_scale. */
 static void make_subnormal(uint8_t *file, size_t size) {
     bn_kernels kernels;
     bn_file f;
@@ -112,7 +113,8 @@ int main(void) {
                 const bn_load_options options = {.threads = threads};
                 bn_model *model;
                 char why[BN_DETAIL_SIZE] = "";
-                enter(i < ENVIRONMENTS ? 0 : i - ENVIRONMENTS); /* what workers would inherit */
+                enter(i < ENVIRONMENTS ? 0 : i - ENVIRONMENTS); /* the environment that workers
+                                                                 * would inherit */
                 bn_status status;
                 UNCHANGED(status = bn_model_open_bytes(file, size, &options, &model, why));
                 CHECK_MSG(status == BN_OK, "%s", why);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_guess.c: the model's own draft. What it guesses depends on the text alone, not on how that
- * came into the session, nor on the machine; tokens never depend on it. When guesses are worth it.
+ * test_guess.c: the model's draft. Its guesses depend only on the text, not on how it was appended,
+ * nor on the machine; tokens never depend on the guesses. Also, when guesses are worth making.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -13,7 +13,8 @@
 
 enum { PROMPT = 300, MOST = 6 };
 
-/* From none right to nearly all: the hotter, the more noise decides, which both meet alike. */
+/* From no right guesses to nearly all: the higher the temperature, the more the noise decides,
+ * which text and draft share. */
 static const bn_sampler samplers[] = {
     {0},
     {.temperature = 1, .top_k = 20},
@@ -53,7 +54,7 @@ static bn_session *saved_and_loaded(bn_session *s) {
     return back;
 }
 
-/* The prompt in pieces of any length, with what else can happen to a session in between. */
+/* Append the prompt in pieces of random lengths, with other session calls in between. */
 static bn_session *in_pieces(int32_t type, uint64_t random, size_t longest) {
     bn_session *s = session(TEXT, 1 + (int32_t)check_below(&random, 90), type), *other;
     for (int32_t at = 0, n; at < PROMPT; at += n) {
@@ -63,7 +64,7 @@ static bn_session *in_pieces(int32_t type, uint64_t random, size_t longest) {
         case 0:
             s = saved_and_loaded(s);
             break;
-        case 1: /* and the first goes on in its own way */
+        case 1: /* and the first session diverges */
             ok(bn_session_fork(s, &other));
             append(s, 5, 40);
             bn_session_free(s);
@@ -123,7 +124,7 @@ static void test_same_on_every_machine(void) {
     model = first;
 }
 
-/* The same prompt comes in pieces, in passes with texts that choose a token. */
+/* The same prompt in pieces, in passes with texts that choose a token. */
 static void test_same_guesses_beside_others(void) {
     enum { OTHERS = 3, PIECE = 140 };
     bn_session *s = session(TEXT, PIECE + OTHERS, BN_KV_F16), *others[OTHERS];
@@ -152,7 +153,7 @@ static void test_same_guesses_beside_others(void) {
     bn_session_free(s);
 }
 
-/* A token that cannot be computed: to guess it does no harm. */
+/* A token whose state is not finite: guessing it does no harm. */
 static void test_a_guess_that_is_no_number(void) {
     enum { OF = 2 };
     bn_session *s[OF], *alone = session(TEXT, 128, BN_KV_F16);
@@ -190,7 +191,7 @@ static void test_a_guess_that_is_no_number(void) {
     bn_session_free(alone);
 }
 
-/* Steps of so many tokens give those of single steps. Returns how many there were. */
+/* Steps of several tokens give the tokens of single steps. Returns how many steps there were. */
 static int32_t count_steps(bn_session *s, const bn_sampler *sampler, const int32_t *expected,
                            int32_t n, int32_t most) {
     int32_t tokens[32], steps = 0;
@@ -222,7 +223,7 @@ static void test_tokens_are_the_same(void) {
     CHECK_MSG(steps[2] < NEW / 2, "%d steps", steps[2]);
 }
 
-/* A context that ends, and a text that nothing is known of. */
+/* A full context, and a text that the draft has not followed. */
 static void test_edges(void) {
     int32_t tokens[8], n = 9;
     float confidences[8];
@@ -270,7 +271,7 @@ static void test_edges(void) {
     bn_session_free(s);
 }
 
-/* Keys and values of all layers at a position. */
+/* Overwrite keys and values of all layers at a position. */
 static void spoil(bn_session *s, size_t position) {
     uint8_t *bytes = malloc(bn_cache_row(&s->cache, 0));
     CHECK(bytes != NULL);
@@ -279,7 +280,8 @@ static void spoil(bn_session *s, size_t position) {
     free(bytes);
 }
 
-/* Guesses look back no further than the window, which here is shorter, so that the text is. */
+/* Guesses look back no further than the draft's window, which is shorter here so that the text can
+ * be. */
 static void test_window(void) {
     enum { WINDOW = 100 };
     size_t *window = (size_t *)(uintptr_t)&model->stack.draft->layers[0].mask.window, was = *window;
@@ -315,23 +317,24 @@ static void test_pace(void) {
     double path = 1;
     bn_outlook alone = {.rows = 1, .most = 5, .tokens = 1};
     CHECK_EQ(bn_pace_round(&pace, &alone, gains, 1), 1);
-    CHECK(!bn_pace_take(&pace, &good, &alone, &path, 0.05)); /* a row for a twentieth of a token */
+    CHECK(!bn_pace_take(&pace, &good, &alone, &path, 0.05)); /* a row for a gain of a twentieth of a
+                                                              * token */
     CHECK(bn_pace_take(&pace, &good, &alone, &path, 0.9));
     CHECK(alone.rows == 2 && alone.tokens > 1.8 && path > 0.8 && path <= 1);
     alone.guessing = 0.1;
-    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 1); /* tokens a second: 1.6, then 1.7 */
+    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 1); /* tokens per second: 1.6, then 1.7 */
     alone.most = 2;
     CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 0); /* no row is left */
 
-    /* Among others a row costs more: one guess alone is not worth its round, two are not either;
-     * where the third row is as quick as the second, two are. */
+    /* With other texts in the pass a row costs more: neither one guess nor two are worth their
+     * round. If the third row is as fast as the second, two are. */
     bn_outlook two = {.rows = 2, .most = 5, .tokens = 2};
     const double few[] = {0.6, 0.6};
     CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 0);
     pace.pass[2] = pace.pass[3] = 1.3;
     CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 2);
     CHECK_EQ(bn_pace_round(&pace, &two, gains, 3), 2);
-    bn_pace_note(pace.pass, 5, 1.2); /* so no fewer took longer */
+    bn_pace_note(pace.pass, 5, 1.2); /* so fewer rows cannot take longer */
     CHECK(pace.pass[4] <= 1.2 && pace.pass[2] <= 1.2 && pace.pass[0] <= 1.0);
     int32_t tried = 0;
     for (int i = 0; i < 640; i++)
@@ -339,7 +342,8 @@ static void test_pace(void) {
     CHECK_EQ(tried, 10);
 }
 
-/* A round takes 0.1 seconds, a row of keeping up 0.01, of two rows each 0.2 more than one. */
+/* A round takes 0.1 seconds, a row of keeping up 0.01; a pass of two rows takes 0.2 seconds more
+ * than one of one row. */
 static void test_account(void) {
     bn_pace pace = {.pass = {1, 1.2}, .round = {0.1}, .keep = 0.01};
     bn_luck wrong = {0}, right = {0}, idle = {0}, next = {0};
@@ -348,10 +352,10 @@ static void test_account(void) {
         bn_luck_round(&wrong, &pace, 1);
         bn_luck_settle(&wrong, &pace, 1, 2, 1, 0);
     }
-    CHECK(passes == 14 && pace.doubted); /* 4 seconds */
+    CHECK(passes == 14 && pace.doubted); /* a credit of 4 seconds */
     for (; !bn_luck_is_out(&idle, &pace); rows += 16)
         bn_luck_keep(&idle, &pace, 16);
-    CHECK_EQ(rows, 112); /* of which another has but one */
+    CHECK_EQ(rows, 112); /* the next text's credit is 1 second */
     for (int i = 0; i < 1000; i++) {
         bn_luck_round(&right, &pace, 1);
         bn_luck_settle(&right, &pace, 1, 2, 1, 1);
@@ -361,13 +365,13 @@ static void test_account(void) {
         bn_luck_round(&right, &pace, 1);
         bn_luck_settle(&right, &pace, 1, 2, 1, 0);
     }
-    CHECK(passes < 30); /* though it was right a thousand times */
+    CHECK(passes < 30); /* although it was right a thousand times */
     bn_luck_keep(&next, &pace, 1);
     CHECK(!bn_luck_is_out(&next, &pace));
-    CHECK(!bn_luck_is_out(&wrong, &(bn_pace){0})); /* nothing is known */
+    CHECK(!bn_luck_is_out(&wrong, &(bn_pace){0})); /* no times are known */
 }
 
-/* Words of the draft's record that the engine refuses, and how. */
+/* Words of the draft's record that the engine refuses, and their messages. */
 static void test_refusals(void) {
     static const struct {
         unsigned word;

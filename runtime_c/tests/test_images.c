@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_images.c: images to vectors, against a plain computation in double.
+ * test_images.c: image encoding, compared with a plain computation in double.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -92,7 +92,7 @@ static void run_layer(const bn_layer *l, double (*x)[DIM], size_t n) {
     }
 }
 
-/* x = what enters the first layer */
+/* x = the input of the first layer */
 static void enter(const bn_stack *s, const float *pixels, double (*x)[DIM]) {
     const bn_config *c = &s->config;
     const size_t P = c->patch_size, side = c->image_size / P;
@@ -138,7 +138,7 @@ static void pool(const bn_stack *s, double (*x)[DIM], size_t n, double *y) {
         y[d] += h[d];
 }
 
-/* y = what leaves. Returns how many numbers. */
+/* y = the output of the stack. Returns its length. */
 static size_t leave(const bn_stack *s, const double *x, double *y) {
     if (s->projector.data)
         multiply(y, &s->projector, x);
@@ -173,7 +173,7 @@ static void check_image(const bn_stack *s, const float *pixels, const float *sta
     check_near(vector, y, width, sqrt(squares));
 }
 
-/* A So400m's order of things, CLIP's with odd sizes, and neither. */
+/* The layout of So400m, that of CLIP with odd sizes, and neither. */
 static const kind kinds[] = {
     {8, 4, 3, 0, 1, PRE_NORM | NORM_BIAS, PLAIN, GELU, 55, BN_POOL_ATTENTION, 7, 0},
     {30, 7, 3, 1, 1, PRE_NORM | NORM_BIAS | EMBEDDING_NORM, PLAIN, GELU_ERF, 7, BN_POOL_FIRST, 30,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_kv.c: how far the score of a key from a cache is from that of its floats, for every type.
+ * test_kv.c: the error of a score when its key comes from a cache, for every type.
  */
 #include "check.h"
 #include "kv.h"
@@ -29,7 +29,7 @@ static void encode(bn_kv_encode *to, int8_t *q, float *scale, const float *x, si
     to(&kernels, &(bn_quantizing){.q = q, .s = scale, .sums = &sum, .x = x, .n = n, .rows = 1});
 }
 
-/* The score of the key, the one of a tile where it is the last, and nothing else is 0. */
+/* The score of the key, stored as the last of a tile whose other keys are 0. */
 static double scored(int32_t type, size_t n) {
     static _Alignas(64) uint8_t numbers[MOST * 4], tile[MOST * 4 * BN_LANES];
     static _Alignas(64) int8_t codes[2 * MOST];
@@ -62,10 +62,10 @@ static double length(const float *x, size_t n) {
     return sqrt(sum);
 }
 
-/* By Cauchy and Schwarz |error| <= |q| |k - stored| + |q - stored| |stored|; a turn changes no
- * length but by rounding. A number is off by at most `step` of the largest, which is no longer than
- * the vector, so a vector by step · sqrt(n) of its length: 2^-11 with f16, half of 1/127 with int8;
- * of 4 bits 1/15, and of the scale 2^-8. */
+/* By Cauchy-Schwarz, |error| <= |q| |k - stored| + |q - stored| |stored|; rotation preserves
+ * lengths up to rounding. A value is off by at most `step` times the largest, which is at most the
+ * vector's length, so a vector by step · sqrt(n) of its length: 2^-11 for f16, half of 1/127 for
+ * int8; 1/15 for 4 bits, and 2^-8 for their scale. */
 static void test_error(void) {
     static const double of_key[BN_KV_TYPES] = {1 / 2048., 0, 0.5 / 127, 1.005 / 15};
     static const double of_query[BN_KV_TYPES] = {0, 0, 0.5 / 127, 0.5 / 127};
@@ -82,7 +82,7 @@ static void test_error(void) {
         }
 }
 
-/* The root of the mean squared error of scores, in units of |q| |k| / sqrt(n). */
+/* Root mean square error of scores, in units of |q| |k| / sqrt(n). */
 static double noise(int32_t type, size_t n, float outlier) {
     enum { ROUNDS = 2000 };
     uint64_t random = 7;
@@ -97,9 +97,9 @@ static double noise(int32_t type, size_t n, float outlier) {
     return sqrt(sum);
 }
 
-/* One dimension that is 30 times as large as others would take the 4 bits of its group for itself,
- * and leave an error of 30 · 2/15 / sqrt(12) = 1.2. Turned it is as without: of 32 numbers that are
- * normal the largest is 2.37 deviations, so a number is off by 2.37 · 2/15 / sqrt(12) = 0.091. */
+/* One dimension 30 times as large as the others would use up the 4 bits of its group, and leave an
+ * error of 30 · 2/15 / sqrt(12) = 1.2. After rotation the error is as without it: the largest of 32
+ * normal numbers is 2.37 deviations, so a number is off by 2.37 · 2/15 / sqrt(12) = 0.091. */
 static void test_outliers(void) {
     static const size_t sizes[] = {64, 128, 256};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -109,7 +109,7 @@ static void test_outliers(void) {
         }
 }
 
-/* What is not a number, and what has no length, is stored as well. */
+/* NaN, infinities and zero vectors are stored as well. */
 static void test_ends(void) {
     memset(key, 0, sizeof key);
     memset(query, 0, sizeof query);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_mapping.c: bytes of regular files, mapped and read; everything else refused, at once.
+ * test_mapping.c: regular files are mapped and read; everything else is refused immediately.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
@@ -17,7 +17,7 @@
 static char folder[] = "/tmp/bitnet_mapping_XXXXXX";
 
 static const char *path_of(const char *name) {
-    static char path[100]; /* fits an address of a socket */
+    static char path[100]; /* short enough for a socket address */
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return path;
 }
@@ -39,7 +39,7 @@ static int next_descriptor(void) {
     return fd;
 }
 
-/* Refused in both ways of opening, with an explanation, nothing left open. */
+/* Refused in both ways of opening, with an explanation, and nothing is left open. */
 static void refused(const char *path, bn_status expected, const char *text) {
     for (int no_mmap = 0; no_mmap < 2; no_mmap++) {
         char detail[BN_DETAIL_SIZE] = "";
@@ -76,7 +76,7 @@ static void test_contents(void) {
             CHECK(memcmp(m.bytes, bytes, sizes[i]) == 0);
             bn_mapping_close(&m);
             CHECK(m.bytes == NULL && m.mapped == -1);
-            bn_mapping_close(&m); /* again: nothing left to close */
+            bn_mapping_close(&m); /* a second time: there is nothing left to close */
         }
     }
     CHECK_EQ(unlink(path), 0);
@@ -89,13 +89,13 @@ static void test_own_copy(void) {
     write_file(path, (const uint8_t *)MAGIC "abcd", 12);
     CHECK_EQ(bn_mapping_open(path, 1, &m, NULL), BN_OK);
     write_file(path, (const uint8_t *)"x", 1);
-    CHECK(memcmp(m.bytes, MAGIC "abcd", 12) == 0); /* immune to the file changing */
+    CHECK(memcmp(m.bytes, MAGIC "abcd", 12) == 0); /* unaffected by changes of the file */
     bn_mapping_close(&m);
     CHECK_EQ(unlink(path), 0);
 
     uint8_t outside[64] = {1};
     m = (bn_mapping){.bytes = outside, .size = 64, .mapped = -1};
-    bn_mapping_close(&m); /* bytes of the caller are not freed */
+    bn_mapping_close(&m); /* the caller's bytes are not freed */
     CHECK_EQ(outside[0], 1);
 }
 
@@ -137,13 +137,13 @@ static void test_refused(void) {
     CHECK_EQ(unlink(path), 0);
 }
 
-/* A terabyte that is not ours is refused before it is read, or memory asked for. */
+/* A terabyte that is not a packed file is refused before it is read or memory is allocated. */
 static void test_foreign(void) {
     const char *path = path_of("foreign");
     char detail[BN_DETAIL_SIZE] = "";
     bn_mapping m;
     write_file(path, (const uint8_t *)"GGUF", 4);
-    CHECK_EQ(truncate(path, (off_t)1 << 40), 0); /* a hole */
+    CHECK_EQ(truncate(path, (off_t)1 << 40), 0); /* sparse */
     CHECK_EQ(bn_mapping_open(path, 1, &m, detail), BN_ERR_MAGIC);
     CHECK(strstr(detail, "a GGUF file") != NULL);
     write_file(path, (const uint8_t *)"PK", 2);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_masks.c: what tokens see, for whole texts, prefixes, windows and vectors in place of tokens.
- * How many rows a pass has, what else is in it and where the cache forgets must not change a bit;
- * that they are the right ones is tested against torch (tests/test_masks.py).
+ * The number of rows in a pass, what else is in it and where the cache forgets must not change a
+ * bit; correctness is tested against torch (tests/test_masks.py).
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -31,10 +31,10 @@ static void run(bn_session *s, int32_t prefix, int32_t n, float *out) {
         ok(bn_session_append(s, text + cut, n - cut, BN_LOGITS_ALL, out + cut * VOCAB));
 }
 
-/* One pass and many pieces, all tiers and threads: the same bits. */
+/* One pass or many pieces, all tiers and thread counts: the same bits. */
 static void test_whole(uint32_t mask, uint32_t window, uint32_t global_every) {
     static float right[TEXT * VOCAB], found[TEXT * VOCAB];
-    const int32_t longest = window > BN_CHUNK_KEYS ? TEXT : 300; /* which takes a sanitizer long */
+    const int32_t longest = window > BN_CHUNK_KEYS ? TEXT : 300; /* slow under a sanitizer */
     const int32_t lengths[] = {1, 17, 131, longest}, batches[] = {4096, 128, 7};
     begin(mask, window, global_every);
     bn_model_close(model);
@@ -61,7 +61,7 @@ static void test_whole(uint32_t mask, uint32_t window, uint32_t global_every) {
     end();
 }
 
-/* A prefix of one token is a causal text; of two it is not, and what is before a token counts. */
+/* A prefix of one token equals a causal text; one of two does not, and earlier tokens matter. */
 static void test_prefix_is_seen(void) {
     float causal[2][VOCAB], one[2][VOCAB], two[2][VOCAB];
     begin(BN_MASK_PREFIX, 0, 0);
@@ -71,12 +71,13 @@ static void test_prefix_is_seen(void) {
     CHECK(memcmp(one, causal, sizeof one) == 0);
     run(s, 2, 2, two[0]);
     CHECK(memcmp(two[0], causal[0], sizeof two[0]) != 0);
-    CHECK(memcmp(two[1], causal[1], sizeof two[1]) != 0); /* as what it sees has seen it */
+    CHECK(memcmp(two[1], causal[1], sizeof two[1]) != 0); /* because the tokens it sees have seen
+                                                           * it */
     bn_session_free(s);
     end();
 }
 
-/* --- what goes back, and what does not --- */
+/* --- rewinding --- */
 
 static void test_rewind_prefix(void) {
     float before[VOCAB], after[VOCAB];
@@ -99,7 +100,7 @@ static void test_rewind_prefix(void) {
     ok(bn_session_rewind(s, 0));
     CHECK_EQ(bn_session_rewind_least(s), 0);
     ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, before));
-    ok(bn_session_rewind(s, 2)); /* there is no prefix now */
+    ok(bn_session_rewind(s, 2)); /* the prefix is gone */
     CHECK_EQ(bn_session_append_prefix(s, text, NULL, 1, BN_LOGITS_NONE, NULL), BN_ERR_STATE);
     bn_session_free(copy);
     bn_session_free(s);
@@ -142,7 +143,7 @@ static void test_bidirectional_refusals(void) {
     end();
 }
 
-/* A norm that cancels a session when it is first asked for. */
+/* A norm kernel that cancels a session at its first call. */
 static bn_normalize *usual_norm;
 static _Atomic(bn_session *) target;
 
@@ -157,8 +158,8 @@ static void cancel_within(bn_session *s) {
     atomic_store(&target, s);
 }
 
-/* A long text that comes whole is cancelled in its middle and leaves nothing behind, whatever room
- * other sessions of the model asked for. */
+/* A long text that must come whole is cancelled midway and leaves nothing behind, however much room
+ * other sessions of the model requested. */
 static void test_stopped_pass(uint32_t mask) {
     float expected[VOCAB], found[VOCAB];
     begin(mask, 0, 0);
@@ -187,7 +188,8 @@ static void test_stopped_pass(uint32_t mask) {
     end();
 }
 
-/* Of tokens of several texts a cancel counts from the next call on, however small their blocks. */
+/* In a pass over tokens of several texts a cancel takes effect at the next call, however small
+ * their blocks. */
 static void test_batch_is_not_stopped(void) {
     begin(BN_MASK_PREFIX, 0, 0);
     bn_session *two[2] = {session(10, 1, 0), session(10, 1, 0)};
@@ -198,7 +200,7 @@ static void test_batch_is_not_stopped(void) {
     model->kernels.vectors.rms_norm = usual_norm;
     CHECK_EQ(append_together(two, text, 2), BN_ERR_CANCELLED);
     for (int i = 0; i < 2; i++) {
-        CHECK_EQ(bn_session_position(two[i]), 3 + i); /* the other goes on */
+        CHECK_EQ(bn_session_position(two[i]), 3 + i); /* the other continues */
         bn_session_free(two[i]);
     }
     end();
@@ -241,7 +243,7 @@ static void vectors_of(int32_t first, int32_t n, float *out) {
         bn_embed(model, &model->stack, text[first + i], out + i * DIM);
 }
 
-/* The vector of a token is that token. */
+/* The embedding vector of a token acts as that token. */
 static void test_embeddings(uint32_t mask) {
     static float vectors[30 * DIM], right[30 * VOCAB], found[30 * VOCAB];
     float a[DIM], b[DIM];
@@ -256,7 +258,7 @@ static void test_embeddings(uint32_t mask) {
     CHECK(memcmp(right, found, sizeof right) == 0);
     for (int i = 0; i < 30; i++)
         CHECK_EQ(bn_session_tokens(v)[i], BN_NO_TOKEN);
-    if (mask != BN_MASK_BIDIRECTIONAL) { /* nothing to penalize but what follows */
+    if (mask != BN_MASK_BIDIRECTIONAL) { /* penalties skip the vectors */
         float row[VOCAB];
         memcpy(row, right + 29 * VOCAB, sizeof row);
         row[text[0]] = row[text[0]] > 0 ? row[text[0]] / 1.5f : row[text[0]] * 1.5f;
@@ -279,14 +281,15 @@ static void test_embeddings(uint32_t mask) {
     CHECK_EQ(bn_session_append_embeddings(v, vectors, 41, BN_LOGITS_NONE, NULL), BN_ERR_CONTEXT);
     vectors[29 * DIM + 3] = NAN;
     CHECK_EQ(bn_session_append_embeddings(v, vectors, 30, BN_LOGITS_NONE, NULL), BN_ERR_NUMERIC);
-    vectors[29 * DIM + 3] = 3e38f; /* which overflows where it is squared */
+    vectors[29 * DIM + 3] = 3e38f; /* overflows when squared */
     vectors[29 * DIM + 4] = 3e38f;
     CHECK_EQ(bn_session_append_embeddings(v, vectors + 25 * DIM, 5, BN_LOGITS_NONE, NULL),
              BN_ERR_NUMERIC);
     CHECK_EQ(bn_session_position(v), 0);
     CHECK_EQ(bn_session_rewind_least(v), 0);
     vectors_of(0, 30, vectors);
-    ok(bn_session_append_embeddings(v, vectors, 30, BN_LOGITS_ALL, found)); /* as if nothing was */
+    ok(bn_session_append_embeddings(v, vectors, 30, BN_LOGITS_ALL,
+                                    found)); /* as if nothing had happened */
     CHECK(memcmp(right, found, sizeof right) == 0);
     bn_session_free(s);
     bn_session_free(v);
@@ -321,7 +324,7 @@ static void test_mixed_prefix(void) {
     end();
 }
 
-/* A model that has no table of tokens. */
+/* A model without an embedding table. */
 static void test_no_table(int headless) {
     float vectors[3 * DIM] = {1, 2, 3}, out[DIM], logits[VOCAB];
     bn_model_info info;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_memory.c: what cannot fit is refused before any work: the limits of a machine that the test
- * makes up, and those that this process sets itself.
+ * test_memory.c: what cannot fit is refused before any work: with the limits of a simulated
+ * machine, and with limits that this process sets itself.
  */
 #define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
@@ -17,12 +17,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* --- a machine made of files --- */
+/* --- a simulated machine --- */
 
 static char root[] = "/tmp/bitnet_memory_XXXXXX";
 
 static const struct {
-    const char *name, *text; /* NULL: a directory; each after the one it lies in */
+    const char *name, *text; /* NULL: a directory; each comes after its parent */
 } machine[] = {
     {"proc", NULL},
     {"proc/self", NULL},
@@ -80,7 +80,7 @@ static void test_limits_of_a_machine(void) {
         {"0::/free\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
         {"0::/bad\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
         {"0::/none/such\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
-        {"0::/box\n", 390000000, 1000000000, "group"}, /* what lies in files can be had back */
+        {"0::/box\n", 390000000, 1000000000, "group"}, /* file pages can be reclaimed */
         {"0::/box/inner\n", 300000000, 400000000, "group"},
         {"0::/box/gone/deeper\n", 390000000, 1000000000, "group"},
         {"0::/slab\n", 1400000000, 2000000000, "group"},
@@ -101,7 +101,8 @@ static void test_limits_of_a_machine(void) {
         CHECK_MSG(map.bytes == cases[i].map, "%zu: %" PRIu64, i, map.bytes);
         CHECK_MSG(strstr(own.limit, cases[i].limit), "%zu: %s", i, own.limit);
         CHECK_MSG(strstr(map.limit, cases[i].limit), "%zu: %s", i, map.limit);
-        for (uint64_t enough = 1; enough < (uint64_t)1 << 40; enough *= 3) { /* never misleads */
+        for (uint64_t enough = 1; enough < (uint64_t)1 << 40;
+             enough *= 3) { /* never an overestimate */
             const uint64_t found = bn_memory_left(root, BN_MEMORY_OWN, enough).bytes;
             CHECK(found == own.bytes || (found >= enough && own.bytes >= enough));
         }
@@ -111,7 +112,7 @@ static void test_limits_of_a_machine(void) {
     put_file(root, "proc/self/cgroup", "0::/\n");
     CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 300000000);
     put_file(root, "sys/fs/cgroup/memory.max", "max\n");
-    put_file(root, "proc/meminfo", "MemTotal: 1000 kB\n"); /* of a kernel before 3.14 */
+    put_file(root, "proc/meminfo", "MemTotal: 1000 kB\n"); /* as in kernels before 3.14 */
     put_file(root, "proc/self/cgroup", "");
     CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 1024000);
     for (int i = FILES - 1; i >= 0; i--) {
@@ -128,7 +129,7 @@ static void test_limits_of_a_machine(void) {
 
 enum { MEGABYTE = 1 << 20, CONTEXT = 1 << 22 };
 
-/* Let this process have so much more address space, or data; 0: as before. */
+/* Limit this process to `more` bytes of additional address space or data; 0: reset the limit. */
 static void set_limit(int resource, uint64_t more) {
     static struct rlimit before;
     struct rlimit limit;
@@ -154,7 +155,7 @@ static bn_session_memory plan(const bn_model *model, bn_session_options options)
     return memory;
 }
 
-/* A plan says what the session then has, and the workspace. */
+/* The plan equals what the session and the workspace then take. */
 static void test_plan(bn_model *model) {
     bn_session_memory memory;
     CHECK_EQ(bn_session_plan(NULL, NULL, &memory), BN_ERR_ARGUMENT);
@@ -170,12 +171,13 @@ static void test_plan(bn_model *model) {
                 const uint64_t needed = plan(model, options).needed;
                 CHECK_EQ(bn_session_new(model, &options, &s), BN_OK);
                 CHECK_EQ(needed, bn_session_bytes(s) + model->work->size);
-                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s)); /* of one more */
+                CHECK_EQ(plan(model, options).needed,
+                         bn_session_bytes(s)); /* for another session */
                 bn_session_free(s);
             }
 }
 
-/* The largest context that fits is given, and one token more is refused. */
+/* A session with the largest context that fits is created, one token more is refused. */
 static void test_session_under(bn_model *model, int resource, uint64_t more, const char *name) {
     const bn_session_options whole = {.kv_type = BN_KV_F32};
     bn_session *s = NULL;
@@ -188,11 +190,11 @@ static void test_session_under(bn_model *model, int resource, uint64_t more, con
     CHECK_EQ(bn_session_new(model, &whole, &s), BN_ERR_MEMORY);
     bn_session_options fits = {.kv_type = BN_KV_F32, .n_ctx = memory.largest_n_ctx};
     CHECK(plan(model, fits).needed <= memory.available);
-    if (!SANITIZED) { /* which map terabytes, and end the program when they get no more */
+    if (!SANITIZED) { /* sanitizers map terabytes, and end the program when they get no more */
         CHECK_EQ(bn_session_new(model, &fits, &s), BN_OK);
         bn_session_free(s);
     }
-    fits.n_ctx += 4096; /* more than a page of anything else */
+    fits.n_ctx += 4096; /* more than a page beyond that */
     CHECK(plan(model, fits).needed > memory.available);
     CHECK_EQ(bn_session_new(model, &fits, &s), BN_ERR_MEMORY);
     set_limit(resource, 0);
@@ -204,7 +206,7 @@ static void test_session_of_a_machine(bn_model *model) {
     CHECK_EQ(memory.largest_n_ctx == CONTEXT, memory.needed <= memory.available);
 }
 
-/* `name`: what the error says; NULL: memory is not what is wrong with it. */
+/* `name`: expected in the error; NULL: no memory error is expected. */
 static void test_file_under(const char *path, int resource, int no_mmap, const char *name) {
     const bn_load_options options = {.threads = 1, .no_mmap = no_mmap};
     char detail[BN_DETAIL_SIZE];
@@ -232,9 +234,9 @@ static void test_files(void) {
     CHECK_EQ(ftruncate(fd, 200 * MEGABYTE), 0);
     test_file_under(path, RLIMIT_AS, 0, "RLIMIT_AS");
     test_file_under(path, RLIMIT_AS, 1, "RLIMIT_AS");
-    test_file_under(path, RLIMIT_DATA, 0, NULL); /* a map is no data */
+    test_file_under(path, RLIMIT_DATA, 0, NULL); /* a mapping does not count as data */
     test_file_under(path, RLIMIT_DATA, 1, "RLIMIT_DATA");
-    if (ftruncate(fd, (off_t)8 << 40) == 0) { /* if the file system lets us */
+    if (ftruncate(fd, (off_t)8 << 40) == 0) { /* if the file system allows it */
         test_file_under(path, -1, 0, "machine");
         test_file_under(path, -1, 1, "");
     }
@@ -252,8 +254,8 @@ int main(void) {
     test_limits_of_a_machine();
     CHECK_EQ(bn_model_open_bytes(file, size, &options, &model, NULL), BN_OK);
 #if defined(__linux__)
-    /* Before others have left malloc memory to reuse. Whatever is left over of the last huge page:
-     * malloc takes two more to align it. */
+    /* Must run before other tests have left malloc memory to reuse. For any remainder of the last
+     * huge page: malloc takes two more to align it. */
     for (uint64_t more = 64 * MEGABYTE; more < 66 * MEGABYTE; more += MEGABYTE / 8) {
         test_session_under(model, RLIMIT_AS, more, "RLIMIT_AS");
         test_session_under(model, RLIMIT_DATA, more, "RLIMIT_DATA");

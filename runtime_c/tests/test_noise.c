@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_noise.c: how often each token is sampled. Counts are held against probabilities by
- * chi-square, with a bound that right code and fresh seeds would pass but once in a million; the
- * seeds are fixed, so a test that passes once passes always.
+ * test_noise.c: how often each token is sampled. Counts are compared with probabilities by
+ * chi-square, with a bound that correct code with fresh seeds would exceed once in a million; the
+ * seeds are fixed, so a test that passes once always passes.
  */
 #include "check.h"
 #include "kernels/elementary.h"
@@ -16,7 +16,7 @@ enum { MAX_VOCAB = 400, DRAWS = 20000 };
 
 static bn_kernels kernels;
 static void *scratch;
-static const int32_t text[DRAWS]; /* without penalties only its length counts */
+static const int32_t text[DRAWS]; /* without penalties only its length matters */
 
 static int32_t sample(const bn_sampler *s, const float *logits, uint32_t vocab, uint64_t seed,
                       int32_t position) {
@@ -27,13 +27,14 @@ static int32_t sample(const bn_sampler *s, const float *logits, uint32_t vocab, 
     return token;
 }
 
-/* What chi-square passes once in a million (Wilson and Hilferty). */
+/* The bound that chi-square exceeds once in a million (Wilson and Hilferty). */
 static double most_chi_square(int freedom) {
     const double spread = 2 / (9.0 * freedom), z = 4.7534;
     return freedom * pow(1 - spread + z * sqrt(spread), 3);
 }
 
-/* counts[i] of n against p[i]; those below 5 on average count together, and p[i] = 0 never came. */
+/* Compare counts[i] of n with p[i]; those below 5 on average are pooled, and p[i] = 0 must never
+ * occur. */
 static void check_counts(const int32_t *counts, const double *p, size_t size, double n,
                          const char *what) {
     double chi_square = 0, rare = 0, rare_count = 0;
@@ -62,7 +63,7 @@ static void check_counts(const int32_t *counts, const double *p, size_t size, do
 static void test_philox(void) {
     static const struct {
         uint32_t counter[4], key[2], words[4];
-    } known[] = {/* those that its authors publish */
+    } known[] = {/* test vectors published by its authors */
                  {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
                  {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
                   {0xffffffff, 0xffffffff},
@@ -90,8 +91,8 @@ static void test_log(void) {
     }
 }
 
-/* Along tokens, positions and seeds, near 0 and far from it: never 0 or 1, evenly spread, and the
- * same whatever was asked for before. */
+/* Along tokens, positions and seeds, for small and large values: never 0 or 1, uniform, and
+ * independent of earlier calls. */
 static void test_uniform(void) {
     static const uint64_t bases[] = {0, 1, 1ull << 32, 0xffffffff00000000u};
     for (size_t b = 0; b < 4; b++)
@@ -129,8 +130,8 @@ static int heavy_first(const void *left, const void *right) {
     return a->weight != b->weight ? (a->weight > b->weight ? -1 : 1) : a->token - b->token;
 }
 
-/* Probabilities by the definition: temperature, top_k, top_p, min_p. Returns 0 where rounding could
- * move a bound. */
+/* Probabilities by definition: temperature, top_k, top_p, min_p. Returns 0 if rounding could decide
+ * a cut. */
 static int softmax(const bn_sampler *s, const float *logits, uint32_t vocab, double *p) {
     entry e[MAX_VOCAB];
     double total = 0, sum = 0;
@@ -169,7 +170,7 @@ static void random_logits(float *logits, uint32_t vocab, float spread, uint64_t 
         logits[i] = spread * (check_float(random) + check_float(random) + check_float(random));
 }
 
-/* With seeds in a row at one position, then at positions in a row with one seed. */
+/* With consecutive seeds at one position, then at consecutive positions with one seed. */
 static void test_distributions(void) {
     static const bn_sampler samplers[] = {
         {.temperature = 1},
@@ -202,7 +203,7 @@ static void test_distributions(void) {
     CHECK_MSG(tested > 20, "only %d were tested", tested);
 }
 
-/* What comes at one position says nothing of what comes at the next, nor one seed of the next. */
+/* Tokens at consecutive positions are independent, and so are those of consecutive seeds. */
 static void test_independence(void) {
     const bn_sampler s = {.temperature = 1};
     const float logits[4] = {0, 0.7f, -0.5f, 0.2f};
@@ -220,8 +221,8 @@ static void test_independence(void) {
     check_counts(seeds, both, 16, DRAWS, "two seeds");
 }
 
-/* Another way to the same: one uniform number, and the first token where the sum of the
- * probabilities exceeds it. Both sets of counts are one distribution's. */
+/* The inversion method: one uniform number, and the first token where the cumulative probability
+ * exceeds it. Both sets of counts must be from the same distribution. */
 static void test_against_inversion(void) {
     enum { VOCAB = 50 };
     const bn_sampler s = {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.02f};
@@ -251,8 +252,7 @@ static void test_against_inversion(void) {
               "chi-square %g of %d degrees of freedom", chi_square, freedom);
 }
 
-/* A guess at the row that meets the same noise is right as often as promised; a guess that meets
- * other noise is not. */
+/* A guess with the same noise is right as often as promised; a guess with other noise is not. */
 static void test_guesses(void) {
     enum { VOCAB = MAX_VOCAB, ROWS = 300, TIMES = 20 };
     const bn_sampler s = {.temperature = 1, .top_p = 0.95f};
@@ -276,7 +276,7 @@ static void test_guesses(void) {
             right_elsewhere += token == sample(&s, guess, VOCAB, row + ROWS, at);
         }
     }
-    const double noise = sqrt(ROWS * TIMES) / 2; /* a deviation of the count, at most */
+    const double noise = sqrt(ROWS * TIMES) / 2; /* upper bound of the count's standard deviation */
     CHECK_MSG(right > promised - 4.7534 * noise, "%d right, promised %g", right, promised);
     CHECK_MSG(right > 10 * right_elsewhere, "%d right, %d elsewhere", right, right_elsewhere);
 }

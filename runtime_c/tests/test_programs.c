@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
- * passes of several, fork, rewind, batch, save and load, free. Whatever was called, a text is what
- * one token after the other gives in a session that shares nothing, with a draft of the model's own
- * and without, with one adapter or another. The cache of all has a budget which the programs
- * exceed: then nothing is lost.
+ * test_programs.c: random sequences of calls on texts that share memory: append, step with drafts,
+ * passes over several texts, fork, rewind, batch, save and load, free. Whatever was called, a text
+ * equals what single tokens give in a session that shares nothing, with and without a draft of the
+ * model, with any adapter. The cache has a budget that the programs exceed: then nothing is lost.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
 
@@ -15,12 +14,17 @@
 enum { ADAPTERS = 2 };
 static char paths[ADAPTERS][32];
 static const char *const adapters[ADAPTERS] = {paths[0], paths[1]};
-static int32_t n_adapters; /* of the models: these, or none */
+static int32_t n_adapters; /* adapters of the models */
 
-enum { TEXTS = 5, CALLS = 140, CHECKED = 8 /* of the calls */, BATCH = 90 };
+enum {
+    TEXTS = 5,
+    CALLS = 140,
+    CHECKED = 8 /* how many calls are followed by a check */,
+    BATCH = 90
+};
 
-/* Of the second the model's own draft guesses most tokens: noise decides. The third repeats
- * itself. */
+/* With the second sampler the model's draft guesses most tokens, as noise decides. The third makes
+ * the text repeat itself. */
 static const int32_t favoured[] = {7, 8};
 static const float favours[] = {60, 55};
 enum { SAMPLERS = 3 };
@@ -29,7 +33,7 @@ static const bn_sampler samplers[SAMPLERS] = {
     {.temperature = 40},
     {.temperature = 1, .n_bias = 2, .bias_tokens = favoured, .bias_values = favours}};
 
-/* A text, and which of its tokens were sampled, with which seed. */
+/* A text, and for each sampled token its sampler and seed. */
 typedef struct mirror {
     bn_session *s;
     int32_t tokens[TEXT], seeds[TEXT]; /* 0: not sampled */
@@ -40,9 +44,10 @@ typedef struct mirror {
 static mirror texts[TEXTS];
 static bn_model *single;            /* the same file; its sessions share nothing */
 static int32_t full;                /* calls for which there was no room */
-static int32_t refused;             /* texts of a batch that had to stay out */
-static int32_t right;               /* guesses that came true in a batch */
-static int32_t long_ones[SAMPLERS]; /* steps of more tokens than were guessed for them */
+static int32_t refused;             /* texts of a batch that were refused */
+static int32_t right;               /* right guesses in a batch */
+static int32_t long_ones[SAMPLERS]; /* steps that gave more tokens without a draft from the
+                                     * caller */
 
 static void check(const mirror *m, int32_t type) {
     const bn_session_options o = {
@@ -71,7 +76,7 @@ static void drop(mirror *m) {
     *m = (mirror){0};
 }
 
-/* Whether a call was done. If there was no room for it, one of the other texts ends. */
+/* Whether a call succeeded. If there was no room for it, one of the other texts ends. */
 static int done(bn_status status, const mirror *m, int32_t before, uint64_t *random) {
     if (status != BN_ERR_CACHE) {
         ok(status);
@@ -100,8 +105,8 @@ static void append(mirror *m, uint64_t *random) {
     m->n += n;
 }
 
-/* Guesses of what comes behind some tokens, most of them right. A session beside finds them out.
- * Returns how many. */
+/* Guesses of what follows some tokens, most of them right, found with a forked session. Returns how
+ * many. */
 static int32_t find_guesses(const bn_session *s, const int32_t *tokens, int32_t n_tokens,
                             const bn_sampler *sampler, int32_t seed, int32_t *guesses, int32_t n,
                             uint64_t *random) {
@@ -118,7 +123,7 @@ static int32_t find_guesses(const bn_session *s, const int32_t *tokens, int32_t 
     return found;
 }
 
-/* Some tokens, with a draft, or with what the engine guesses. */
+/* Several tokens, with a draft or with the engine's guesses. */
 static void step(mirror *m, uint64_t *random) {
     int32_t draft[8], tokens[8], n;
     const bn_sampler *sampler = &samplers[check_below(random, SAMPLERS)];
@@ -160,7 +165,7 @@ static void rewind_text(mirror *m, uint64_t *random) {
     m->n = n;
 }
 
-/* Away, and back in other memory, which shares nothing. */
+/* Save and load a text: its new memory shares nothing. */
 static void save_text(mirror *m, uint64_t *random) {
     const uint64_t size = bn_session_saved_size(m->s, 0);
     uint8_t *bytes = malloc(size);
@@ -176,7 +181,7 @@ static void save_text(mirror *m, uint64_t *random) {
 
 enum { LONGEST = 12, PIECE = 200 };
 
-/* What a text has in a pass. */
+/* The part of a text in a pass. */
 typedef struct going {
     mirror *m;
     int32_t tokens[PIECE], draft[LONGEST], chosen[LONGEST], seed;
@@ -206,7 +211,7 @@ static bn_entry enter(going *g, mirror *m, uint64_t *random) {
     return e;
 }
 
-/* A text after the pass: as it was, or with the tokens and all chosen but the last. */
+/* Update a text after the pass: unchanged, or with the tokens and all chosen ones but the last. */
 static void leave(const going *g, const bn_entry *e) {
     mirror *m = g->m;
     int32_t token;
@@ -237,7 +242,7 @@ static void leave(const going *g, const bn_entry *e) {
     }
 }
 
-/* Texts in a pass: pieces of prompts, and tokens with guesses behind them. */
+/* A pass over pieces of prompts, and tokens followed by guesses. */
 static void pass(uint64_t *random) {
     static going all[TEXTS];
     bn_entry entries[TEXTS];
@@ -260,7 +265,7 @@ static void pass(uint64_t *random) {
 }
 
 static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t type) {
-    /* Instrumented, the scalar kernels take nine tenths of the time of all. */
+    /* With sanitizers, the scalar kernels take nine tenths of the total time. */
     const int32_t calls = SANITIZED && strcmp(isa, "scalar") == 0 ? CALLS / 7 : CALLS;
     bn_model_info info;
     ok(bn_model_get_info(single, &info));
@@ -300,7 +305,7 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
             pass(&random);
         }
         CHECK(bn_model_cache_bytes(model) <= options.cache_bytes);
-        if (m->s && call % (CALLS / CHECKED) == 0) /* it may have made room for a batch */
+        if (m->s && call % (CALLS / CHECKED) == 0) /* it may have been dropped for lack of room */
             check(m, type);
     }
     for (mirror *m = texts; m < texts + TEXTS; m++) {
@@ -312,7 +317,7 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
     bn_model_close(model);
 }
 
-/* Of the model, of ranks that differ. */
+/* Adapters of the model, with different ranks. */
 static void write_adapters(void) {
     for (uint32_t i = 0; i < ADAPTERS; i++) {
         size_t size;
@@ -348,7 +353,7 @@ static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft
 }
 
 int main(void) {
-    int32_t enough = 0; /* each tier runs programs, and how many there are is the CPU's */
+    int32_t enough = 0; /* scaled by the number of tiers, which depends on the CPU */
     for (int32_t tier = 0; bn_isa_name(tier); tier++)
         enough += 5;
     test_programs(0, 0, 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_repeats.c: guesses of what came before. The place that is followed agrees with as many
- * tokens as any; what is promised is what comes true. They are made where that is quicker, with a
- * draft of the model's own and without, and change no token.
+ * test_repeats.c: guesses from repetitions. The place that is followed agrees with at least as many
+ * tokens as any other; promised probabilities hold. Guesses are made where that is faster, with and
+ * without a draft of the model, and change no token.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -21,7 +21,7 @@ static void draw(int32_t *tokens, int32_t n, size_t kinds, uint64_t seed) {
         tokens[i] = check_below(&seed, 40) ? (int32_t)check_below(&seed, kinds) : BN_NO_TOKEN;
 }
 
-/* Tokens up to the last that stand `back` tokens before it, too, up to the bound. */
+/* How many of the last tokens also occur `back` tokens earlier, up to the limit. */
 static int32_t agreeing(const int32_t *tokens, int32_t n, int32_t back) {
     for (int32_t i = 0;; i++)
         if (i == BN_REPEATS || n - 1 - i - back < 0 || tokens[n - 1 - i] == BN_NO_TOKEN ||
@@ -41,7 +41,7 @@ static void check_place(const bn_repeats *r, const int32_t *tokens, int32_t n) {
         CHECK_EQ(agreeing(tokens, n, r->back), longest);
 }
 
-/* Texts of few kinds of tokens, seen in pieces of any length, and cut. */
+/* Texts of few different tokens, processed in pieces of random lengths, and cut. */
 static void test_places(void) {
     int32_t tokens[LONG + MOST];
     double gains[MOST];
@@ -66,7 +66,7 @@ static void test_places(void) {
     }
 }
 
-/* Of a text that goes round the whole of a piece is promised, of noise next to nothing. */
+/* A text in a loop promises a whole piece, noise next to nothing. */
 static void test_promises(void) {
     int32_t tokens[LONG + MOST];
     double gains[MOST];
@@ -84,14 +84,15 @@ static void test_promises(void) {
     const int32_t found = bn_repeats_guess(&r, tokens, LONG, MOST, gains);
     CHECK(found == 0 || gains[0] < 0.5);
     bn_repeats new = {0};
-    bn_repeats_see(&new, tokens, LONG); /* it knows the end of a prompt at once */
+    bn_repeats_see(&new, tokens, LONG); /* the end of a prompt is learned at once */
     double offered = 0;
     for (int32_t i = 0; i < BN_REPEATS; i++)
         offered += new.offered[i];
     CHECK(offered > 50);
 }
 
-/* Tokens of single steps, and of steps that repeat; how many of these there were. */
+/* Single steps and steps with repetitions give the same tokens. Returns how many of the latter
+ * there were. */
 static int32_t count_steps(bn_session *s) {
     bn_session *single;
     int32_t tokens[MOST], one, n, steps = 0;
@@ -122,7 +123,7 @@ static void test_steps_are_saved(void) {
     bn_session_free(s);
 }
 
-/* Behind repetitions the draft guesses what it does behind a text that came at once. */
+/* After repetitions the draft guesses the same as after a text appended at once. */
 static void test_the_draft_keeps_up(void) {
     int32_t found[MOST], expected[MOST], n, m;
     float sure[MOST], as_sure[MOST];
@@ -140,8 +141,8 @@ static void test_the_draft_keeps_up(void) {
     bn_session_free(s);
 }
 
-/* A pass of two rows takes 1.5 times one, of more much longer; the draft is right 3 times of 4 and
- * takes half a pass for a guess. */
+/* A pass of two rows takes 1.5 times as long as one of one row, with more rows much longer; the
+ * draft is right 3 times out of 4 and takes half a pass per guess. */
 static void test_what_is_worth_it(void) {
     bn_session *s = session(TEXT, 128, BN_KV_F16);
     const bn_outlook alone = {.rows = 1, .most = MOST, .tokens = 1};
@@ -161,8 +162,8 @@ static void test_what_is_worth_it(void) {
         tried += bn_repeats_offer(s, 0, MOST - 1, &pass) > 1;
     }
     CHECK_EQ(tried, 2);
-    /* It is wrong half of the time: then the draft's guess, which takes longer, is better, unless
-     * that takes a whole pass. */
+    /* Repetitions are wrong half of the time: then the draft's guess, although it takes longer, is
+     * better, unless it takes a whole pass. */
     bn_outlook pass = alone;
     for (int32_t i = 0; i < BN_REPEATS; i++)
         s->repeats.offered[i] = 20, s->repeats.right[i] = 10;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_ring.c: layers with a window keep no more than it and what a pass writes. A session whose
- * batch is so large that all fits never forgets; others must give its bits.
+ * test_ring.c: layers with a window keep only the window and what a pass writes. A session whose
+ * batch is so large that everything fits never forgets; others must give the same bits.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -11,7 +11,7 @@
 
 _Static_assert(TEXT >= 600 && (TEXT + 4) % BN_LANES == 0 && LAYERS == 3, "sizes below count on it");
 
-enum { WINDOW = 20, KEPT = 4096 /* a batch that leaves room for all */ };
+enum { WINDOW = 20, KEPT = 4096 /* a batch with room for everything */ };
 
 static float right[TEXT * VOCAB], found[TEXT * VOCAB];
 
@@ -33,7 +33,7 @@ static void same(int32_t first, int32_t end_) {
                  (size_t)(end_ - first) * VOCAB * sizeof *right) == 0);
 }
 
-/* The right answer, and then the model with as many threads as said. */
+/* Compute the right answer, then open the model with the given options. */
 static void begin_with(uint32_t window, uint32_t global_every, int32_t kv_type) {
     begin(BN_MASK_CAUSAL, window, global_every);
     bn_session *s = session(TEXT, KEPT, kv_type);
@@ -61,7 +61,7 @@ static void test_bits(uint32_t window, uint32_t global_every, int32_t kv_type) {
     end();
 }
 
-/* Memory is what the sessions say, and the model. */
+/* Memory is what the sessions and the model report. */
 static void test_bytes(void) {
     begin(BN_MASK_CAUSAL, WINDOW, 3);
     bn_model_info info;
@@ -72,13 +72,13 @@ static void test_bytes(void) {
         const bn_session_options o = {.n_ctx = TEXT, .batch = 100, .kv_type = type};
         bn_session_memory memory;
         const uint64_t token = info.kv_window_bytes_per_token[type];
-        CHECK_EQ(token, 2 * info.kv_bytes_per_token[type]); /* two layers of three */
+        CHECK_EQ(token, 2 * info.kv_bytes_per_token[type]); /* two of three layers */
         const size_t blocks = bn_cache_blocks(&all->cache) - bn_cache_blocks(&ring->cache);
         const uint64_t books =
             bn_session_bytes(all) - bn_session_bytes(ring) - token * (TEXT + 4 - 256);
         CHECK_EQ(blocks, (TEXT + 4 - 256) / BN_BLOCK_KEYS);
-        CHECK(books >= 13 * blocks && books < 13 * blocks + 128); /* and what alignment adds */
-        ok(bn_session_plan(model, &o, &memory)); /* the workspace is there already */
+        CHECK(books >= 13 * blocks && books < 13 * blocks + 128); /* plus alignment */
+        ok(bn_session_plan(model, &o, &memory));                  /* the workspace already exists */
         CHECK_EQ(memory.needed, bn_session_bytes(ring));
         bn_session_free(all);
         bn_session_free(ring);
@@ -86,7 +86,8 @@ static void test_bytes(void) {
     end();
 }
 
-/* A text goes back as far as its ring has what a token there sees, and no further; so do copies. */
+/* A text can be rewound as far as its ring has what the next token sees, and no further; so can
+ * copies. */
 static void test_rewind(int32_t kv_type) {
     begin_with(WINDOW, 2, kv_type);
     bn_session *s = session(TEXT, 50, kv_type), *copy;
@@ -142,7 +143,7 @@ static void test_drafts(void) {
     end();
 }
 
-/* Texts that are embedded together: none writes more at a time than its own ring has room for. */
+/* Texts embedded together: none writes more at a time than its own ring has room for. */
 static void test_together(void) {
     enum { N = 3 };
     const int32_t batches[N] = {400, 2, 60}, lengths[N] = {30, 600, 500};
@@ -163,7 +164,8 @@ static void test_together(void) {
     end();
 }
 
-/* Positions of a part that it has are copies of the first of a block, but for those from `end`. */
+/* Check that the positions of a part before `end` that it still has are copies of the first
+ * BN_REPEATED. */
 static void check_repeated(const bn_session *s, size_t part, size_t end) {
     uint8_t first[4096], at[4096];
     const size_t row = bn_cache_row(&s->cache, part), slots = s->cache.parts[part].slots;
@@ -175,7 +177,7 @@ static void check_repeated(const bn_session *s, size_t part, size_t end) {
     }
 }
 
-/* A text of a depth that nobody computed. */
+/* A text made longer by bn_session_repeat. */
 static void test_repeat(int32_t kv_type) {
     enum { DEPTH = TEXT - 10 };
     begin(BN_MASK_CAUSAL, WINDOW, 3);
@@ -197,7 +199,7 @@ static void test_repeat(int32_t kv_type) {
     check_repeated(s, 0, DEPTH);
     check_repeated(s, 1, DEPTH);
     bn_cache_read(&other->cache, s->stack, 0, BN_REPEATED + 5, now);
-    CHECK(memcmp(kept, now, bn_cache_row(&s->cache, 0)) == 0); /* of a copy nothing changes */
+    CHECK(memcmp(kept, now, bn_cache_row(&s->cache, 0)) == 0); /* the copy is unchanged */
     ok(bn_session_append(s, text, TEXT - DEPTH, BN_LOGITS_LAST, NULL));
     CHECK(bn_session_logits(s) != NULL);
     CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE); /* forgotten by the ring */

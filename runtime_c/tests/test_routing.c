@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_routing.c: which experts a token takes, on every tier, against a search that is written to
- * be read: the same experts, and the same bits of their shares.
+ * test_routing.c: which experts a token takes, on every tier, compared with a simple search: the
+ * same experts, and the same bits of their shares.
  */
 #include "routing.h"
 
@@ -26,7 +26,7 @@ static route found_by(const bn_kernels *kernels, bn_choice choice, const float *
     return r;
 }
 
-/* The largest that is not taken, k times. */
+/* Take the largest remaining one, k times. */
 static route searched(const bn_kernels *scalar, bn_choice choice, const float *logits) {
     const size_t n = choice.experts;
     int taken[MOST] = {0};
@@ -51,7 +51,7 @@ static route searched(const bn_kernels *scalar, bn_choice choice, const float *l
     return r;
 }
 
-/* p is a softmax: fp32 and a polynomial of 1.2e-7, of at most 300 terms. */
+/* p is a softmax: fp32 and a polynomial with error 1.2e-7, over at most 300 terms. */
 static void check_softmax(const float *p, const float *logits, size_t n) {
     double sum = 0;
     for (size_t e = 0; e < n; e++)
@@ -76,7 +76,7 @@ static void test_all_tiers(bn_choice choice, const float *logits) {
     }
 }
 
-/* Every number of experts and of those taken; few different logits, so that many are equal. */
+/* Every number of experts and of those taken; few distinct logits, so that there are many ties. */
 static void test_random(void) {
     uint64_t random = 1;
     for (int i = 0; i < TIMES; i++) {
@@ -101,7 +101,7 @@ static void test_by_hand(void) {
     CHECK(r.expert[0] == 3 && r.expert[1] == 1 && r.expert[2] == 0 && r.share[0] > 0.999f);
 }
 
-/* What is not finite is said, and the experts can be used as indices all the same. */
+/* Values that are not finite are reported, and the experts are still valid indices. */
 static void test_not_finite(void) {
     const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
     uint64_t random = 5;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_sampler.c: bn_sample against the plainest reference (double precision, everything sorted),
- * then edge cases and refusals. What comes how often is in test_noise.c.
+ * test_sampler.c: bn_sample compared with a simple reference (double precision, everything sorted),
+ * then edge cases and refusals. Frequencies are tested in test_noise.c.
  */
 #include "check.h"
 #include "kernels/kernels.h"
@@ -62,13 +62,12 @@ static void adjust(const bn_sampler *s, float *x, uint32_t vocab, const int32_t 
     }
 }
 
-/* The weights of bn_exp are good to 2e-7 relative: a decision closer than this may fall either way.
- */
+/* The weights of bn_exp are accurate to 2e-7 relative: a closer decision may fall either way. */
 static int near(double a, double b, double scale) {
     return fabs(a - b) < 2e-6 * scale;
 }
 
-/* Of exponential waiting times with these rates the shortest. */
+/* The shortest of exponential waiting times with these rates. */
 static int32_t soonest(const entry *e, size_t n, uint64_t seed, uint32_t position) {
     double first = INFINITY, second = INFINITY;
     int32_t token = -1;
@@ -86,7 +85,7 @@ static int32_t soonest(const entry *e, size_t n, uint64_t seed, uint32_t positio
     return near(first, second, first) ? -2 : token;
 }
 
-/* The token; -1 when no token is left, -2 when rounding decides. */
+/* The token; -1 if no token is left, -2 if rounding decides. */
 static int32_t reference(const bn_sampler *s, const float *logits, uint32_t vocab,
                          const int32_t *tokens, int32_t n_tokens, uint64_t seed) {
     static float x[MAX_VOCAB];
@@ -124,7 +123,7 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
     return soonest(e, n, seed, (uint32_t)n_tokens);
 }
 
-/* The logits that are not -INFINITY alone. */
+/* Only the logits that are not -INFINITY. */
 static bn_choices left_of(const float *logits, uint32_t vocab) {
     static float x[MAX_VOCAB];
     static uint32_t tokens[MAX_VOCAB];
@@ -203,7 +202,7 @@ static void test_greedy(void) {
     CHECK_EQ(sample(NULL, logits, 5, 5, &token), BN_OK);
     CHECK_EQ(token, 1); /* the lower id of the tie */
 
-    bn_sampler s = plain; /* an endless chill is the same as greedy, ties aside */
+    bn_sampler s = plain; /* a temperature near 0 equals greedy, except for ties */
     s.temperature = 1e-30f;
     s.top_k = 1;
     CHECK_EQ(sample(&s, logits, 5, 5, &token), BN_OK);
@@ -214,7 +213,7 @@ static void test_greedy(void) {
     CHECK_EQ(token, 1);
 }
 
-/* Zero is off: each field alone does what it does beside neutral ones. */
+/* Zero means off: each field alone acts as it does with neutral values in the others. */
 static void test_zero_is_off(void) {
     static const bn_sampler alone[] = {
         {0},
@@ -245,7 +244,7 @@ static void test_zero_is_off(void) {
     }
 }
 
-/* What is ruled out never comes, however flat and however often. */
+/* Banned tokens never occur, however flat the distribution and however many draws. */
 static void test_banned(void) {
     float logits[64];
     for (int i = 0; i < 64; i++)
@@ -292,7 +291,7 @@ static void test_penalties(void) {
         float repeat, presence, frequency;
         int32_t window, expected;
     } cases[] = {
-        {1, 0, 0, -1, 0},    {1.5f, 0, 0, 5, 0}, /* 0 and 1 both fall */
+        {1, 0, 0, -1, 0},    {1.5f, 0, 0, 5, 0}, /* 0 and 1 are both lowered */
         {1.5f, 0, 0, 2, 0},                      /* only 1 and 2 */
         {1, 0, 0.2f, -1, 1}, {1, 0, 0.2f, 2, 0}, /* two of 0 cost more than one of 1 */
         {1, 3, 0, 0, 0},                         /* an empty window */

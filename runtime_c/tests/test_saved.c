@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_saved.c: a session that was saved and loaded goes on as if nothing had happened; any other
- * bytes are refused, each with its status, or harmless.
+ * test_saved.c: a session that was saved and loaded continues as if nothing had happened; any other
+ * bytes are refused with the right status, or harmless.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -42,7 +42,7 @@ static void same(bn_session *a, bn_session *b) {
     CHECK(x == NULL || memcmp(x, y, VOCAB * sizeof *x) == 0);
 }
 
-/* Saved, loaded, and both go on, by tokens that are sampled and by others. */
+/* Save and load; both sessions continue with sampled and with other tokens. */
 static void goes_on(bn_session *s) {
     static const bn_sampler warm = {.temperature = 0.9f, .top_k = 50};
     uint64_t size, again;
@@ -50,7 +50,7 @@ static void goes_on(bn_session *s) {
     bn_session *other = loaded(bytes, size);
     uint8_t *second = saved(other, &again);
     CHECK(size == again && memcmp(bytes, second, (size_t)size) == 0);
-    free(bytes); /* nothing of it is needed any more */
+    free(bytes); /* the bytes are not needed any more */
     free(second);
     same(s, other);
     for (int i = 0; i < 30 && bn_session_position(s) < bn_session_context(s); i++) {
@@ -68,7 +68,7 @@ static void goes_on(bn_session *s) {
     bn_session_free(other);
 }
 
-/* Every type of cache; also without logits, without a token, rewound, and full. */
+/* Every cache type; also without logits, without tokens, rewound, and full. */
 static void test_going_on(void) {
     for (int32_t type = 0; type < BN_KV_TYPES; type++) {
         const bn_session_options options = {.kv_type = type, .n_ctx = 300};
@@ -103,7 +103,7 @@ static void test_masks(uint32_t mask, uint32_t window, uint32_t global_every) {
     end();
 }
 
-/* --- bytes that are no session --- */
+/* --- bytes that are not a session --- */
 
 enum { CRC = 12, NOTE = 24, MODEL = 32, N_CTX_AT = 48, RECORD = 112 };
 
@@ -114,7 +114,7 @@ static void set_crc(uint8_t *bytes, uint64_t size) {
     memcpy(bytes + CRC, &crc, sizeof crc);
 }
 
-/* What comes of bytes in memory of exactly their size. */
+/* Load bytes from memory of exactly their size. */
 static bn_status load(const uint8_t *bytes, uint64_t size) {
     uint8_t *copy = malloc(size ? (size_t)size : 1);
     char why[BN_DETAIL_SIZE];
@@ -125,7 +125,7 @@ static bn_status load(const uint8_t *bytes, uint64_t size) {
     CHECK((status == BN_OK) == (s != NULL) && (status == BN_OK) == (why[0] == '\0'));
     free(copy);
     if (s && bn_session_position(s) < bn_session_context(s)) {
-        const int32_t token = 3; /* keys of any numbers: logits, or none */
+        const int32_t token = 3; /* any key values: logits, or none */
         const bn_status next = bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL);
         CHECK(next == BN_OK || next == BN_ERR_NUMERIC);
         if (!next)
@@ -161,7 +161,7 @@ static void test_damage(void) {
     free(bytes);
 }
 
-/* Numbers of the record that a right checksum vouches for: none reads or writes out of bounds. */
+/* Forged numbers in the record with a valid checksum: none causes access out of bounds. */
 static void test_forged(void) {
     static const uint32_t values[] = {0, 1, 2, 19, 21, 39, 41, 0x7fffffff, 0x80000000, 0xffffffff};
     const bn_session_options options = {.n_ctx = 40};
@@ -184,7 +184,7 @@ static void test_forged(void) {
                                  : at < MODEL ? BN_ERR_CONFIG
                                               : BN_ERR_MODEL);
         }
-    for (int i = 0; i < 3000; i++) { /* and of keys, values and the state */
+    for (int i = 0; i < 3000; i++) { /* then in keys, values and the state */
         memcpy(forged, bytes, (size_t)size);
         for (int n = 0; n < 40; n++)
             forged[RECORD + check_below(&random, (size_t)size - RECORD)] =
@@ -198,7 +198,7 @@ static void test_forged(void) {
     free(bytes);
 }
 
-/* A text that stands where layers with a window have forgotten what it would have to see. */
+/* A position for which layers with a window have forgotten tokens that it needs. */
 static void test_forgotten(void) {
     enum { NOTE_AT = 24, WRITTEN_AT = 64, FIRST = 53 /* 290 - 256 slots + 20 - 1 */ };
     begin(BN_MASK_CAUSAL, 20, 2);
@@ -213,8 +213,8 @@ static void test_forgotten(void) {
     ok(bn_session_save(s, note, 100 * row, bytes, size));
     CHECK_EQ(tiny_get(bytes + WRITTEN_AT, 4), 290);
     CHECK_EQ(load(bytes, size), BN_OK);
-    memset(bytes + RECORD, 0, size - RECORD);     /* good wherever a part begins */
-    for (uint32_t more = 1; more <= 10; more++) { /* so many rows fewer are kept */
+    memset(bytes + RECORD, 0, size - RECORD);     /* zeros are valid wherever a part begins */
+    for (uint32_t more = 1; more <= 10; more++) { /* this many fewer rows are kept */
         tiny_put(bytes + WRITTEN_AT, 290 + more, 4);
         tiny_put(bytes + NOTE_AT, (100 + more) * row, 8);
         set_crc(bytes, size);
@@ -226,7 +226,7 @@ static void test_forgotten(void) {
     end();
 }
 
-/* A text of which the first row came to nothing is one that never began. */
+/* A text whose first append failed is still an empty one. */
 static void test_failed(void) {
     float vector[DIM];
     for (int i = 0; i < DIM; i++)
@@ -252,7 +252,8 @@ static void test_arguments(void) {
     CHECK_EQ(bn_session_load(NULL, &byte, 1, &s, NULL, NULL, why), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_load(model, NULL, 1, &s, NULL, NULL, NULL), BN_ERR_ARGUMENT);
     CHECK(s == NULL);
-    s = session(8, 0, BN_KV_F16); /* a note that no memory has: its size is 0, and no size is */
+    s = session(8, 0, BN_KV_F16); /* an impossible note size: the saved size is 0, and no size is
+                                   * accepted */
     CHECK_EQ(bn_session_saved_size(s, UINT64_MAX), 0);
     CHECK_EQ(bn_session_save(s, &byte, UINT64_MAX, &byte, 0), BN_ERR_ARGUMENT);
     bn_session_free(s);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_seeing.c: images give the same bits whatever computes them and whatever else it does; a text
- * tower with a projector; memory.
+ * test_seeing.c: images give the same bits on every tier, with any threads, and whatever else is
+ * running; a text tower with a projector; memory.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -73,20 +73,20 @@ static void test_facts(void) {
     bn_model_close(model);
 }
 
-/* --- a stop --- */
+/* --- bn_stop --- */
 
 static bn_stop asked;
 static atomic_int rows_normed;
 static bn_normalize *layer_norm;
 
-/* Asks for it at the first row of all. */
+/* Request a stop at the very first row. */
 static int stopping_norm(const bn_norming *a) {
     if (atomic_fetch_add(&rows_normed, (int)a->rows) == 0)
         bn_stop_now(&asked);
     return layer_norm(a);
 }
 
-/* Ends the call after the 128 of 530 rows that it is at, and every later one before any. */
+/* A stop ends the call after the current 128 of 530 rows, and every later call before any. */
 static void test_stop(void) {
     enum { STATES = 530 * 3 };
     float *pixels = random_pixels(23 * 23), *out = calloc(2 * STATES, sizeof *out);
@@ -114,7 +114,7 @@ static void test_stop(void) {
 
 enum { TEXT_DIM = 24, TEXT_OUT = 11 };
 
-/* A text tower: a mean, then a projector with a bias. */
+/* A text tower: mean pooling, then a projector with a bias. */
 static void text_tower(tiny_writer *w) {
     tiny_decoder(w);
     const uint32_t words[] = {[1] = 1, [20] = 16, [27] = BN_POOL_MEAN, [28] = 0, [43] = TEXT_OUT};
@@ -125,7 +125,8 @@ static void text_tower(tiny_writer *w) {
     tiny_vision(w, TEXT_OUT);
 }
 
-/* A projector stands behind the pooling, alone or with others; its bias meets the mean. */
+/* The projector is applied after pooling, alone or with others, so its bias is added to the
+ * mean. */
 static void test_text_tower(void) {
     const int32_t tokens[] = {3, 1, 4, 1, 5, 9, 2}, *texts[] = {tokens, tokens + 2};
     const int32_t lengths[] = {7, 4};
@@ -159,7 +160,7 @@ static void test_text_tower(void) {
     bn_model_close(model);
 }
 
-/* Images, and a session, at the same time. */
+/* Images and a session at the same time. */
 typedef struct caller {
     const bn_model *model;
     const float *pixels;
@@ -187,7 +188,7 @@ static void test_threads(void) {
         CHECK(pthread_create(&threads[i], NULL, call, &callers[i]) == 0);
     bn_session *s;
     ok(bn_session_new(model, NULL, &s));
-    for (int i = 0; i < 5; i++) { /* what it sees becomes the prefix of a text */
+    for (int i = 0; i < 5; i++) { /* its images become the prefix of a text */
         const int32_t prefix[] = {-1, -1, -1, -1, -1, 3, 1}, token = 4;
         ok(bn_session_rewind(s, 0));
         ok(bn_session_append_prefix(s, prefix, expected, 7, BN_LOGITS_LAST, NULL));
@@ -202,7 +203,7 @@ static void test_threads(void) {
     free(pixels), free(expected), free(out);
 }
 
-/* The larger encoder of PaliGemma: what its calls take beside the file. */
+/* The larger encoder of PaliGemma: memory of its calls besides the file. */
 static void test_memory(void) {
     make(tiny_decoder);
     bn_model *model = open_bytes(NULL, 8);
@@ -231,13 +232,13 @@ static void test_memory(void) {
     CHECK_EQ(bn_images_together(&stack, 1), 1);
     stack.config.max_context = 1024;
     CHECK_EQ(bn_images_together(&stack, 100), 1);
-    stack.config.max_context = 4; /* of 1024 pixels in patches of 512 */
+    stack.config.max_context = 4; /* images of 1024 pixels in patches of 512 */
     CHECK_EQ(bn_images_together(&stack, 1000), 128);
     stack.config.max_context = 1;
-    CHECK_EQ(bn_images_together(&stack, 1000), 128); /* one row of each is pooled */
+    CHECK_EQ(bn_images_together(&stack, 1000), 128); /* one row per image is pooled */
     stack.config.max_context = 4;
     stack.patch.cols = 3 * 512 * 512;
-    CHECK_EQ(bn_images_together(&stack, 1000), 5); /* 64 MiB of 12 MiB each */
+    CHECK_EQ(bn_images_together(&stack, 1000), 5); /* 64 MiB at 12 MiB each */
     stack.patch.cols *= 16;
     CHECK_EQ(bn_images_together(&stack, 1000), 1);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_session.c: what a session promises. There is one right answer to every text, that of
- * single appends; batches, forks and rewinds must give it bit for bit. What is chosen of it is
- * for test_choice.c.
+ * test_session.c: the promises of a session. The right answer for every text is that of single
+ * appends; batches, forks and rewinds must give it bit for bit. Choices are tested in
+ * test_choice.c.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -18,7 +18,7 @@
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
-static bn_session_options plain; /* the cache type of the day */
+static bn_session_options plain; /* the cache type under test */
 
 /* Sessions of different lengths, together and each alone. */
 static void test_batch(void) {
@@ -43,7 +43,7 @@ static void test_batch(void) {
     }
     const int32_t tokens[2] = {1, VOCAB};
     CHECK_EQ(append_together(together, tokens, 2), BN_ERR_TOKEN);
-    CHECK_EQ(bn_session_position(together[0]), 22); /* the others go on */
+    CHECK_EQ(bn_session_position(together[0]), 22); /* the others continue */
     CHECK_EQ(bn_session_position(together[1]), 76);
     bn_session *twice[2] = {together[0], together[0]};
     CHECK_EQ(append_together(twice, prompt, 2), BN_ERR_ARGUMENT);
@@ -53,7 +53,7 @@ static void test_batch(void) {
     }
 }
 
-/* What is forgotten leaves no trace, also of other tokens in the same tile of keys. */
+/* Forgotten tokens leave no trace, also next to other tokens in the same tile of keys. */
 static void test_fork_and_rewind(void) {
     bn_session *s = prompted(model, &plain, prompt), *copy;
     ok(bn_session_fork(s, &copy));
@@ -71,7 +71,7 @@ static void test_fork_and_rewind(void) {
     bn_session_free(copy);
 }
 
-/* A digest of each row whose logits were asked for, also if nobody took them. */
+/* A digest of each row whose logits were requested, also if nobody read them. */
 static void test_digests(void) {
     static float all[PROMPT * VOCAB];
     bn_session *s, *alike;
@@ -89,7 +89,8 @@ static void test_digests(void) {
     bn_session_free(alike);
 }
 
-/* Probabilities agree with the logits, in one call or two, and leave the session as append does. */
+/* Log probabilities agree with the logits, in one call or two, and leave the session as append
+ * does. */
 static void test_score(void) {
     static float all[PROMPT * VOCAB];
     float once[PROMPT], twice[PROMPT];
@@ -116,7 +117,7 @@ static void test_score(void) {
         for (int v = 0; v < VOCAB; v++)
             sum += exp(row[v] - top);
         const double expected = row[prompt[i]] - top - log(sum);
-        /* the sum has relative error below 1e-6, exp's 2e-7 included; then one rounding */
+        /* relative error of the sum below 1e-6, exp's 2e-7 included; then one rounding */
         CHECK_MSG(fabs(once[i] - expected) <= 1e-6 * (1 + fabs(expected)), "%d: %g, expected %g", i,
                   once[i], expected);
     }
@@ -127,7 +128,7 @@ static void test_score(void) {
     bn_session_free(halves);
 }
 
-/* One KV head for so many queries that a row alone fills the room for results of one chunk. */
+/* One KV head for so many queries that a single row fills the room for results of one chunk. */
 static void many_heads(tiny_writer *w) {
     enum { D = 16, E = 2, H = 32, F = 16, V = 50 };
     const uint32_t one = tiny_float_bits(1);
@@ -165,8 +166,8 @@ static void many_heads(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, E / 2);
 }
 
-/* A batch of sessions with different contexts has room for all of them; a sanitizer sees whether it
- * stays there. */
+/* A batch of sessions with different contexts has room for all of them; a sanitizer checks that it
+ * stays within. */
 static void test_batch_of_different_contexts(void) {
     enum { N = 2, LONG = 2 * BN_CHUNK_KEYS + 1, V = 50 };
     size_t size;
@@ -193,7 +194,7 @@ static void test_batch_of_different_contexts(void) {
     free(file);
 }
 
-/* Caches hold what they say, forks included. */
+/* Caches take the memory they report, forks included. */
 static void test_memory(void) {
     bn_session_options options = {.kv_type = BN_KV_F32};
     bn_model_info info;
@@ -247,7 +248,7 @@ static void test_refusals(void) {
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
 }
 
-/* A child goes on with what was at rest, with one thread, and says so. */
+/* A forked child continues with idle sessions, with one thread, and reports that. */
 static void test_forked_process(void) {
     bn_session *s = prompted(model, &plain, prompt), *right = prompted(model, &plain, prompt);
     bn_model_info info;
@@ -271,7 +272,7 @@ static void test_forked_process(void) {
     CHECK_EQ(status, 0);
 }
 
-/* Its sessions keep what they need of a model. */
+/* Sessions keep what they need of a closed model. */
 static void test_closed_before_its_sessions(void) {
     bn_session *s, *copy;
     bn_model *own;

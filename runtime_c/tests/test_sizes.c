@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_sizes.c: sessions as large as a file may ask for: there is memory for all of one, or
- * BN_ERR_MEMORY; a size never wraps.
+ * test_sizes.c: sessions as large as a file may require: they get all their memory, or
+ * BN_ERR_MEMORY; sizes never overflow.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -49,7 +49,7 @@ int main(void) {
         const uint64_t bytes = MOST_CONTEXT * info.kv_bytes_per_token[type];
         bn_session *s = NULL;
         CHECK(bytes >= (uint64_t)1 << 37);
-        if (SANITIZED) /* they touch memory of their own for each byte */
+        if (SANITIZED) /* sanitizers touch shadow memory for each byte */
             continue;
         const bn_status status = bn_session_new(model, &o, &s);
         CHECK(status == BN_ERR_MEMORY || (status == BN_OK && bn_session_bytes(s) > bytes));

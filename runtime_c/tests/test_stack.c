@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_stack.c: a stack as it is read from a file, which may have another before it; its mask and
- * positions by themselves.
+ * test_stack.c: a stack read from a file, in which it may be the second; its mask and positions by
+ * themselves.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -11,16 +11,15 @@
 
 enum { DIM = 24, HEADS = 2, HEAD = 8, FFN = 20, LAYERS = 4, WINDOW = 5 };
 
-/* Layers with a window but for every second, two tables of positions, no gate, a head of its own
- * but for its bias. */
+/* Every second layer has no window; two position tables, no gate, a tied head with a bias. */
 static void local_and_global(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     uint32_t words[48] = {0, 0, 19, DIM, LAYERS, HEADS, 1, HEAD, FFN, 32, WINDOW};
-    words[12] = 1 | 32 | TINY_FINAL_NORM; /* norms before, and of queries and keys */
+    words[12] = 1 | 32 | TINY_FINAL_NORM; /* pre-norm and QK norm */
     words[13] = tiny_float_bits(0.5f);
     words[14] = words[15] = 1; /* plain, SiLU */
     words[19] = tiny_float_bits(1.5f);
-    words[20] = 8; /* head */
+    words[20] = 8; /* head bias */
     words[21] = words[28] = 1;
     words[22] = words[23] = words[24] = one;
     words[29] = HEAD - 2;
@@ -85,7 +84,7 @@ static void check_second(const bn_stack *s, const bn_file *f, const bn_kernels *
     CHECK_EQ(s->grouped, 1);
 }
 
-/* A model of two is refused, but each of them is a stack like any other. */
+/* A model with two such stacks is refused, but each of them can be read as a stack. */
 static void test_two_stacks(void) {
     size_t size;
     uint8_t *bytes = tiny_file(two_stacks, SIZE_MAX, SIZE_MAX, &size);
@@ -109,7 +108,7 @@ static void test_two_stacks(void) {
     free(bytes);
 }
 
-/* A range of keys, as bitnet/model/masks.py has it; ends that do not fall. */
+/* The range of keys equals bitnet/model/masks.py; its ends do not decrease. */
 static void test_masks(void) {
     for (size_t window = 0; window < 9; window++)
         for (size_t prefix = 0; prefix < 30; prefix += 1 + prefix / 4)
@@ -119,7 +118,8 @@ static void test_masks(void) {
                     const size_t distance = key < row ? row - key : key - row;
                     const int sees =
                         (key <= row || key < prefix) && (window == 0 || distance < window);
-                    /* a row behind the prefix sees what is between, so that this is a range */
+                    /* a row after the prefix also sees the keys in between, so that this is a
+                     * range */
                     CHECK_EQ(key >= bn_mask_first(mask, row) && key < bn_mask_end(mask, row), sees);
                 }
                 CHECK(bn_mask_first(mask, row) <= bn_mask_first(mask, row + 1));
@@ -156,7 +156,7 @@ static void test_original(void) {
     free(bytes);
 }
 
-/* A norm that is not there lets everything through, and says what is not finite. */
+/* A missing norm passes everything through, and reports values that are not finite. */
 static void test_no_norm(void) {
     const bn_norm none = {0};
     const float x[] = {1, -2, 3e38f, 4};
@@ -167,7 +167,7 @@ static void test_no_norm(void) {
     CHECK(!bn_norm_row(&kernels, &none, bad, bad, 3) && bn_norm_row(&kernels, &none, bad, bad, 2));
 }
 
-/* Each pair of a head is turned by the angle of its frequency, and no other value. */
+/* Each pair of a head is rotated by the angle of its frequency, and no other value changes. */
 static void test_positions(void) {
     const float frequencies[] = {1, 0.25f, 0.001f};
     for (int32_t position = 0; position < 3000; position += 7) {
@@ -179,7 +179,7 @@ static void test_positions(void) {
         for (int i = 0; i < 3; i++) {
             const double a = (double)((float)(position + p.first) * frequencies[i]);
             const double x = i + 1, y = i + 4;
-            /* fp32 of a cosine, a sine, two products and a sum below 15 */
+            /* fp32 error of a cosine, a sine, two products and a sum below 15 */
             CHECK(fabs(head[i] - 2 * (x * cos(a) - y * sin(a))) < 4e-6);
             CHECK(fabs(head[i + 3] - 2 * (y * cos(a) + x * sin(a))) < 4e-6);
         }

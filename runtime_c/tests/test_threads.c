@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_threads.c: every item is done exactly once and seen by the caller, for pools smaller and
- * larger than the machine, awake and asleep, from several callers, and on both sides of a fork.
- * A hang is a failure: the alarm ends it.
+ * test_threads.c: every item is processed exactly once and its result is visible to the caller, for
+ * pools smaller and larger than the machine, awake and asleep, from several callers, and on both
+ * sides of a fork. A hang is a failure: the alarm ends it.
  */
 #define _GNU_SOURCE /* fork, setrlimit */
 
@@ -45,12 +45,12 @@ static void test_share(void) {
 
 enum { MOST_ITEMS = 300 };
 
-/* Plain memory: what a run wrote must be visible when it returns. */
+/* Plain, non-atomic memory: what a run wrote must be visible when it returns. */
 typedef struct record {
-    int32_t calls[MOST_ITEMS]; /* of each item */
-    size_t longest;            /* part, of thread 0 */
+    int32_t calls[MOST_ITEMS]; /* per item */
+    size_t longest;            /* longest part of thread 0 */
     int32_t n_threads;
-    atomic_int wrong; /* a part that is empty, or of a thread that is not in the pool */
+    atomic_int wrong; /* empty parts, or parts of a thread not in the pool */
 } record;
 
 static void count_calls(void *context, int32_t thread, size_t first, size_t end) {
@@ -65,7 +65,7 @@ static void count_calls(void *context, int32_t thread, size_t first, size_t end)
 
 /* Runs of 0, 1, … items in parts of 1, 2, …: every item is done once a run, none beyond. */
 static void check_runs(bn_pool *pool, int runs, long pause_us) {
-    static record r; /* one for all callers: the pool's lock is what keeps them apart */
+    static record r; /* shared by all callers: the pool's lock keeps them apart */
     memset(&r, 0, sizeof r);
     r.n_threads = bn_pool_threads(pool);
     for (int run = 0; run < runs; run++) {
@@ -96,12 +96,12 @@ static void test_runs(void) {
         check_runs(pool, sizes[i] <= 4 ? 20000 : 100, 0);
         bn_pool_free(pool);
     }
-    for (int i = 0; i < 100; i++) /* freed before, while and after the workers come up */
+    for (int i = 0; i < 100; i++) /* freed before, while and after the workers start */
         bn_pool_free(new_pool(1 + i % 5));
     bn_pool_free(NULL);
 }
 
-/* Pauses around the time the workers spin: some runs find them on the way to sleep. */
+/* Pauses about as long as the workers spin: some runs find them falling asleep. */
 static void test_sleepers(void) {
     bn_pool *pool = new_pool(2);
     for (long us = 1; us < 200; us += 3)
@@ -120,7 +120,7 @@ static void test_idle_costs_nothing(void) {
     bn_pool_free(pool);
 }
 
-/* Thread 0 stays in its first part until all others are done: the rest of its share is not lost. */
+/* Thread 0 stays in its first part until all others are done: the rest of its share is stolen. */
 typedef struct straggle {
     int32_t by[MOST_ITEMS];
     atomic_int done;
@@ -147,7 +147,7 @@ static void test_helping(void) {
             CHECK(s.by[i] >= 0);
             by_0 += s.by[i] == 0;
         }
-        CHECK(by_0 <= 8); /* it came back to nothing, or was too late for a part at all */
+        CHECK(by_0 <= 8); /* at most its first part, 0 if it started too late */
         bn_pool_free(pool);
     }
 }
@@ -178,8 +178,8 @@ static void test_callers(void) {
     bn_pool_free(pool);
 }
 
-/* Turns go to those who wait, before whoever asks again: three who come while the pool is taken
- * have had it when the same caller has it next. */
+/* Waiting callers get a turn before the current one gets another: three that arrive while the pool
+ * is taken have had theirs when the same caller gets its next. */
 typedef struct queue {
     bn_pool *pool;
     atomic_int served;
@@ -204,7 +204,7 @@ static void test_turns(void) {
         atomic_store(&q.served, 0);
         for (int t = 0; t < WAITING; t++)
             CHECK_EQ(pthread_create(&threads[t], NULL, wait_for_turn, &q), 0);
-        rest_us(5000); /* enough to come, unless the machine is busy */
+        rest_us(5000); /* long enough for them to arrive, unless the machine is busy */
         CHECK_EQ(atomic_load(&q.served), 0);
         bn_pool_unlock(q.pool);
         bn_pool_lock(q.pool);
@@ -262,7 +262,7 @@ static void test_fork(void) {
         check_runs(pool, 10, 0);
         rest_us(40 * i); /* workers awake, then asleep */
         check_child(fork_child(pool, 1));
-        check_runs(pool, 10, 0); /* the parent has lost nothing */
+        check_runs(pool, 10, 0); /* the parent is unaffected */
     }
     pthread_t caller; /* at some of these forks the other thread holds the lock */
     CHECK_EQ(pthread_create(&caller, NULL, caller_main, pool), 0);
@@ -286,7 +286,7 @@ static void look_at_mask(void *context, int32_t thread, size_t first, size_t end
     pthread_sigmask(SIG_BLOCK, NULL, &test->masks[thread]);
     atomic_fetch_add(&test->seen, 1);
     while (atomic_load(&test->seen) < 3)
-        sched_yield(); /* or one thread would do several of the three items */
+        sched_yield(); /* otherwise one thread could process several of the three items */
 }
 
 static void test_signals(void) {
@@ -328,7 +328,7 @@ static void test_names(void) {
     CHECK_EQ(pthread_getname_np(pthread_self(), before, sizeof before), 0);
     bn_pool *pool = new_pool(3);
     bn_pool_run(pool, 3, 1, look_at_name, &n);
-    CHECK(strcmp(n.of[0], before) == 0); /* the caller's is not ours */
+    CHECK(strcmp(n.of[0], before) == 0); /* the caller's name is unchanged */
     CHECK(strcmp(n.of[1], "bitnet-1") == 0 && strcmp(n.of[2], "bitnet-2") == 0);
     bn_pool_free(pool);
 }
@@ -345,7 +345,7 @@ static void test_refusals(void) {
     CHECK_EQ(bn_pool_new(-1, &pool), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_pool_new(MAX_THREADS + 1, &pool), BN_ERR_ARGUMENT);
     CHECK(pool == NULL);
-    if (SANITIZED) /* they map far more memory than the limit */
+    if (SANITIZED) /* sanitizers map far more memory than the limit */
         return;
     const pid_t child = fork();
     if (child == 0) { /* room for some of the stacks, not for all */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_together.c: one model, several threads: a long prompt holds nobody up for all of its length,
- * a process that forks in the middle of it has a child that works, and texts that choose tokens
- * side by side choose what each does alone.
+ * test_together.c: one model, several threads: a long prompt does not block others for its whole
+ * length, a process that forks in the middle of it has a working child, and texts that choose
+ * tokens in parallel choose the same as alone.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
@@ -20,9 +20,9 @@
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
-static atomic_int stop, prompts; /* how many were read */
+static atomic_int stop, prompts; /* number of prompts processed */
 
-/* The prompt again and again, in blocks of four tokens. */
+/* Append the prompt again and again, in blocks of four tokens. */
 static void *read_prompts(void *unused) {
     const bn_session_options options = {.batch = 4};
     bn_session *s;
@@ -56,9 +56,9 @@ static void *read_once(void *session) {
     return NULL;
 }
 
-/* Who asks for the pool has it between two blocks of a prompt, not after all of them. On a busy
- * machine most prompts are over before this thread runs at all, so they are read until ten were
- * interrupted. */
+/* A waiting caller gets the pool between two blocks of a prompt, not after all of them. On a busy
+ * machine most prompts are over before this thread runs at all, so they are processed until ten
+ * were interrupted. */
 static void test_turns(void) {
     const bn_session_options options = {.batch = 4};
     const time_t deadline = time(NULL) + 60;
@@ -70,7 +70,7 @@ static void test_turns(void) {
         CHECK_EQ(pthread_create(&thread, NULL, read_once, s), 0);
         for (int position = 0; position < PROMPT;) {
             bn_pool_lock(model->pool);
-            position = s->position; /* changes in turns only */
+            position = s->position; /* changes only during a turn */
             bn_pool_unlock(model->pool);
             between += position > 0 && position < PROMPT;
             sched_yield();
@@ -81,7 +81,7 @@ static void test_turns(void) {
     CHECK_MSG(between >= 10, "%d", between);
 }
 
-/* The workspace grows while others compute in it, and goes only with the last session. */
+/* The workspace grows while others use it, and is freed only with the last session. */
 static void test_growing(void) {
     bn_session *s;
     ok(bn_session_new(model, NULL, &s));
@@ -106,7 +106,7 @@ static void test_growing(void) {
     free(copy);
 }
 
-/* In the child there is one thread, and whatever the others were about stays undone. */
+/* The child has one thread, and whatever the others were doing stays undone. */
 static void live_as_child(const float *expected) {
     bn_session *s;
     alarm(60);
@@ -138,11 +138,11 @@ static void test_fork(void) {
     bn_session_free(s);
 }
 
-/* --- texts that choose side by side --- */
+/* --- texts that choose in parallel --- */
 
 enum { CHOOSERS = 7, CHOICES = 24, AT_ONCE = 4, WORDS = (VOCAB + 31) / 32 };
 
-static uint32_t few[AT_ONCE][WORDS], many[AT_ONCE][WORDS]; /* that are allowed */
+static uint32_t few[AT_ONCE][WORDS], many[AT_ONCE][WORDS]; /* rows of `allowed` */
 static int32_t expected[CHOOSERS][CHOICES];
 
 static bn_sampler sampler_of(int i) {
@@ -159,7 +159,7 @@ static bn_sampler sampler_of(int i) {
     return all[i];
 }
 
-/* A text that has begun. */
+/* A text with a prompt. */
 static bn_session *chooser(int i) {
     bn_session *s;
     ok(bn_session_new(model, NULL, &s));
@@ -168,7 +168,7 @@ static bn_session *chooser(int i) {
     return s;
 }
 
-/* One token after the other, each text by itself. */
+/* One token at a time, each text alone. */
 static void choose_alone(void) {
     for (int i = 0; i < CHOOSERS; i++) {
         bn_session *s = chooser(i);
@@ -186,7 +186,7 @@ static void choose_alone(void) {
     }
 }
 
-/* All in a pass, with guesses of which some are wrong, beside a prompt: the same tokens. */
+/* All in one pass, with some wrong guesses, next to a prompt: the same tokens. */
 static void choose_together(uint64_t random) {
     bn_session *s[CHOOSERS], *reader;
     int32_t n[CHOOSERS] = {0}, drafts[CHOOSERS][AT_ONCE], chosen[CHOOSERS][AT_ONCE], going;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_unseen.c: files of images and calls with images that are refused.
+ * test_unseen.c: vision files and image calls that are refused.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -10,7 +10,7 @@ static void only_images(tiny_writer *w) {
     tiny_vision(w, 0);
 }
 
-/* A model that only sees has no sessions, and says so. */
+/* A vision-only model refuses sessions. */
 static void test_only_images(void) {
     bn_model_info info;
     bn_image_info images;
@@ -65,14 +65,14 @@ static void test_arguments(void) {
         CHECK_EQ(bn_image_encode(model, pixels, 2, out, NULL), BN_ERR_NUMERIC);
         CHECK(out[0] == 7);
     }
-    pixels[N - 1] = 3e38f; /* a number, but what the patch becomes is none */
+    pixels[N - 1] = 3e38f; /* finite, but the patch embedding is not */
     pixels[N - 2] = 3e38f;
     CHECK_EQ(bn_image_encode(model, pixels, 2, out, NULL), BN_ERR_NUMERIC);
     bn_model_close(model);
     free(pixels);
 }
 
-static uint32_t word, value; /* of the last stack, changed */
+static uint32_t word, value; /* index and new value of a word of the last stack */
 
 static void two_of_images(tiny_writer *w) {
     tiny_vision(w, 0);
@@ -94,7 +94,7 @@ static void with_head(tiny_writer *w) {
     recipe(w);
 }
 
-/* Vectors in, and a pool of theirs. */
+/* A text stack of vectors with attention pooling. */
 static void text_attention(tiny_writer *w) {
     const unsigned rows[] = {1, 3, 3, 3, 8, 1, 5, 8}, cols[] = {8, 8, 8, 8, 3, 8, 8, 5};
     tiny_bare(w);
@@ -109,7 +109,7 @@ static void narrow(tiny_writer *w) {
     tiny_vision(w, 23);
 }
 
-/* Of the text before it the `word` is changed; without an image token. */
+/* Change `word` of the text stack before it; without an image token. */
 static void two_widths(tiny_writer *w) {
     tiny_decoder(w);
     tiny_put(w->stacks + 4 * 27, BN_POOL_LAST, 4);
@@ -122,7 +122,7 @@ static void images_first(tiny_writer *w) {
     tiny_decoder(w);
 }
 
-/* Each sees, but for one word of the text. */
+/* A decoder with vision, with one word of the text stack changed. */
 static void decoder_changed(tiny_writer *w) {
     tiny_decoder(w);
     tiny_put(w->stacks + 4 * 1, BN_MASK_PREFIX, 4);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_unverified.c: no_verify skips the look at the weights, not safety. With any bytes at all
- * in DATA every tier computes something, chooses a token of the vocabulary or says BN_ERR_NUMERIC,
- * and never reads or writes out of bounds. Run it under AddressSanitizer and UBSan.
+ * test_unverified.c: no_verify skips checks of the weights, not safety. With any bytes in DATA
+ * every tier computes something, chooses a token of the vocabulary or returns BN_ERR_NUMERIC, and
+ * never reads or writes out of bounds. Run it under AddressSanitizer and UBSan.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "bitnet_runtime.h"
@@ -22,7 +22,7 @@ static void fill_random(uint8_t *data, size_t size, uint64_t seed) {
         data[i] = (uint8_t)check_random(&seed);
 }
 
-/* Now and then one word of a valid file is absurd. */
+/* Occasionally one word of a valid file is absurd. */
 static void fill_sparse(uint8_t *data, size_t size, uint64_t seed) {
     static const uint32_t absurd[] = {0x7FC00000, 0x7F800000, 0xFF800000, 0x7E967699,
                                       0xFE967699, 0x00000001, 0x80000000, 0xFFFFFFFF};
@@ -35,7 +35,7 @@ static void numeric_or_ok(bn_status status) {
               status);
 }
 
-/* Images, if the model sees any. */
+/* Encode images, if the model has a vision stack. */
 static void look(const bn_model *model) {
     static float pixels[2 * 128], out[2 * 5 * 24];
     const bn_status status = bn_image_encode(model, pixels, 2, out, NULL);
@@ -81,11 +81,11 @@ static void use_on_all_tiers(const uint8_t *bytes, size_t size) {
     }
 }
 
-/* --- NaN is never swallowed --- */
+/* --- NaN is always reported --- */
 
 static uint32_t activation;
 
-/* A decoder with as few norms as there may be: they would notice by themselves. */
+/* A decoder with as few norms as possible, as norms would detect NaN by themselves. */
 static void plain(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[2] = 19,   [3] = 24,          [4] = 1,
@@ -109,7 +109,7 @@ static void plain(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
 }
 
-/* All floats of one tensor, weights or scales, are NaN. */
+/* Set all floats of one tensor, weights or scales, to NaN. */
 static void poison(uint8_t *bytes, const uint8_t *record) {
     uint8_t *data = bytes + tiny_section(bytes, 6);
     const int half = record[9] == 2 || record[10] == 3, scaled = record[10] != 0;
@@ -141,7 +141,7 @@ static void expect_numeric(const uint8_t *bytes, size_t size, size_t tensor) {
     }
 }
 
-/* Of each tensor in turn. */
+/* Poison each tensor in turn. */
 static void test_nan(void (*recipe)(tiny_writer *)) {
     size_t size;
     uint8_t *good = tiny_file(recipe, SIZE_MAX, SIZE_MAX, &size);
@@ -156,7 +156,7 @@ static void test_nan(void (*recipe)(tiny_writer *)) {
     free(good);
 }
 
-/* The same of what only images meet. */
+/* The same for tensors that only images use. */
 static void test_blind(void) {
     static float pixels[128], out[5 * 24];
     size_t size;
@@ -180,7 +180,7 @@ static void test_blind(void) {
     free(good);
 }
 
-/* A router that is not finite is noticed though no norm or quantizer sees what it gives. */
+/* Router outputs that are not finite are detected, although no norm or quantizer follows. */
 static void test_router(void) {
     size_t size;
     uint8_t *bytes = tiny_file(tiny_mixture, SIZE_MAX, SIZE_MAX, &size);

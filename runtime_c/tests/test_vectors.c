@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_vectors.c: the scalar kernels on floats against the same in double; how far off they are.
+ * test_vectors.c: errors of the scalar float kernels, compared with the same in double.
  */
 #include "check.h"
 #include "kernels/kernels.h"
@@ -15,7 +15,7 @@ static bn_vector_kernels scalar(void) {
     return kernels.vectors;
 }
 
-/* What a norm is, in double. */
+/* The norm in double. */
 static void norm(double *y, const float *x, const float *gain, const float *bias, size_t n,
                  double eps, int centred) {
     double mean = 0, squares = 0;
@@ -28,8 +28,8 @@ static void norm(double *y, const float *x, const float *gain, const float *bias
                (bias ? (double)bias[i] : 0);
 }
 
-/* Vectors around a mean that may be far larger than they differ from it. fp32 knows such a mean to
- * half a unit in its last place: an error that the division by the deviation makes larger. */
+/* Vectors around a mean that may be far larger than their deviation. fp32 represents such a mean to
+ * half a unit in its last place, an error that the division by the deviation magnifies. */
 static void test_norms(void) {
     const bn_vector_kernels kernels = scalar();
     static float x[MOST], gain[MOST], bias[MOST], y[MOST];
@@ -64,8 +64,8 @@ static void test_norms(void) {
     }
 }
 
-/* x in steps of 1/STEPS, past where the polynomial ends; and of all magnitudes. Returns the largest
- * error, in units of max(1, |x|). */
+/* x in steps of 1/STEPS, beyond the end of the polynomial; and of all magnitudes. Returns the
+ * largest error, in units of max(1, |x|). */
 static double gelu_error(bn_gate *gate, double (*gelu)(double)) {
     double worst = 0;
     const float one = 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiny_file.h: small valid packed files of these stacks. Include it after _POSIX_C_SOURCE is
- * defined (posix_memalign).
+ * tiny_file.h: small valid packed files from the stacks of tiny_*.h. Include it after
+ * _POSIX_C_SOURCE is defined (posix_memalign).
  */
 #ifndef BITNET_TINY_FILE_H
 #define BITNET_TINY_FILE_H
@@ -9,7 +9,7 @@
 #include "tiny_images.h"
 #include "tiny_texts.h"
 
-/* A decoder that sees: behind it in the file is its encoder of images. */
+/* A decoder with vision: its image encoder follows it in the file. */
 static inline void tiny_seeing(tiny_writer *w) {
     tiny_decoder(w);
     tiny_put(w->stacks + 4 * 1, 2, 4);   /* mask: prefix */
@@ -17,8 +17,8 @@ static inline void tiny_seeing(tiny_writer *w) {
     tiny_vision(w, 24);
 }
 
-/* Everything the format can say: every norm, every bias, two experts, learned positions, a head
- * of its own; then stacks that have none of it, of images, of a draft. */
+/* Everything the format can express: every norm, every bias, two experts, learned positions, a
+ * separate head; then stacks with none of it, for images, and a draft. */
 static inline void tiny_everything(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {
@@ -67,8 +67,8 @@ static inline void tiny_everything(tiny_writer *w) {
     tiny_draft(w);
 }
 
-/* Memory of exactly `size` bytes at a multiple of 64, so that a sanitizer sees the first byte
- * past the end. Release with free. */
+/* Exactly `size` bytes at a multiple of 64, so that a sanitizer detects access past the end.
+ * Release with free. */
 static inline uint8_t *tiny_alloc(size_t size) {
     void *p = NULL;
     CHECK(posix_memalign(&p, 64, size ? size : 1) == 0);
@@ -81,7 +81,7 @@ static inline uint8_t *tiny_copy(const uint8_t *bytes, size_t size) {
     return copy;
 }
 
-/* Make every checksum right, as someone who forges a file would. Safe on any bytes. */
+/* Recompute all checksums, as someone who forges a file would. Safe on any bytes. */
 static inline void tiny_fix_checksums(uint8_t *bytes, size_t size) {
     if (size < 64)
         return;
@@ -101,7 +101,7 @@ static inline void tiny_fix_checksums(uint8_t *bytes, size_t size) {
     free(head);
 }
 
-/* Lay the file out. The caller frees the bytes; the writer is freed here. */
+/* Lay out the file. The caller frees the bytes; the writer is freed here. */
 static inline uint8_t *tiny_finish(tiny_writer *w, size_t *size) {
     static const char metadata[] = "{\"format\": \"bitnet-edge\"}";
     const struct {
@@ -148,8 +148,8 @@ static inline void tiny_begin(tiny_writer *w) {
     CHECK(w->data = calloc(TINY_MAX_DATA, 1));
 }
 
-/* A whole file by one of the recipes, with tensor number `skip` left out and number
- * `twice` written twice (SIZE_MAX: none). */
+/* A whole file from one of the recipes, with tensor number `skip` left out and number `twice`
+ * written twice (SIZE_MAX: none). */
 static inline uint8_t *tiny_file(void (*recipe)(tiny_writer *), size_t skip, size_t twice,
                                  size_t *size) {
     tiny_writer w = {.skip = skip, .twice = twice, .random = 1};
@@ -170,7 +170,7 @@ static inline size_t tiny_section(const uint8_t *bytes, uint32_t kind) {
     return (size_t)tiny_get(bytes + tiny_entry(bytes, kind) + 8, 8);
 }
 
-/* A file of what a recipe says of adapters, alone: they belong to `model`. */
+/* A file with only the adapters of a recipe, for `model`. */
 static inline uint8_t *tiny_adapter(void (*recipe)(tiny_writer *), const uint8_t *model,
                                     uint64_t random, size_t *size) {
     static const uint32_t crc_of[] = {6, 1, 2}; /* DATA, STACKS, TENSORS */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiny_images.h: small stacks that take images.
+ * tiny_images.h: small vision stacks.
  */
 #ifndef BITNET_TINY_IMAGES_H
 #define BITNET_TINY_IMAGES_H
 
 #include "tiny_tensors.h"
 
-/* An encoder of images: 5 x 5 pixels of two channels, four patches of 2 x 2 and a class token, a
- * norm behind each addition, a head that pools by attention, a projector; int8 linears of which q
- * and down have adapters of rank 3. */
+/* An image encoder: 5 x 5 pixels of two channels, four patches of 2 x 2 and a class token, a norm
+ * after each addition, attention pooling, a projector; int8 linears, of which q and down have
+ * adapters of rank 3. */
 static inline void tiny_images(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[0] = 2,
@@ -64,9 +64,8 @@ static inline void tiny_images(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 87, TINY_NONE, 0, 4, 1, 8, 5);
 }
 
-/* An encoder of images that the engine runs: 8 x 8 pixels of two channels, four patches of 3 x 3
- * and a rest, a class token, LayerNorms, every bias, a head that pools by attention, a projector.
- */
+/* An image encoder that the engine can run: 8 x 8 pixels of two channels, four patches of 3 x 3 and
+ * a remainder, a class token, LayerNorms, every bias, attention pooling, a projector. */
 static inline void tiny_vision(tiny_writer *w, uint32_t out_dim) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[0] = 2,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiny_tensors.h: stacks and tensors of small packed files, written here byte by byte from
- * export/FORMAT.md and not from the reader's structures, so that the two hold each other. Weights
- * are random; so are padding codes, which change no result.
+ * tiny_tensors.h: stacks and tensors of small packed files, written byte by byte from
+ * export/FORMAT.md and not from the reader's structures, so that the two check each other. Weights
+ * are random; so are padding codes, which must not affect results.
  */
 #ifndef BITNET_TINY_TENSORS_H
 #define BITNET_TINY_TENSORS_H
@@ -15,13 +15,13 @@
 typedef struct tiny_writer {
     uint8_t *stacks, *tensors, *data;
     size_t n_stacks, n_tensors, data_size; /* records, records, bytes */
-    size_t skip, twice;                    /* number of a tensor to leave out, to write twice */
-    size_t added;                          /* tensors asked for */
-    int alone;                             /* 1: of an adapter alone, only its tensors are kept */
+    size_t skip, twice;                    /* number of a tensor to leave out, or to write twice */
+    size_t added;                          /* tensors requested so far */
+    int alone;                             /* 1: an adapter alone, keep only its tensors */
     uint64_t random;
 } tiny_writer;
 
-enum { TINY_FINAL_NORM = 256 }; /* of norm_flags */
+enum { TINY_FINAL_NORM = 256 }; /* bit of norm_flags */
 enum { TINY_MAX_STACKS = 17, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 21 };
 #define TINY_NONE 0xFFFFu /* no layer, no expert */
 
@@ -58,9 +58,9 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
                              float around) {
     for (size_t i = 0; i < size; i++) {
         const uint64_t r = check_random(&w->random);
-        if (encoding == 4 || encoding == 7 || encoding == 8) /* four codes of 0, 1, 2 */
+        if (encoding == 4 || encoding == 7 || encoding == 8) /* four codes 0, 1 or 2 */
             p[i] = (uint8_t)(r % 3 | r / 3 % 3 << 2 | r / 9 % 3 << 4 | r / 27 % 3 << 6);
-        else if (encoding == 5) /* five codes in a byte */
+        else if (encoding == 5) /* five codes per byte */
             p[i] = (uint8_t)((256 * (r % 243) + 242) / 243);
         else if (encoding == 6) /* a code, not -128 */
             p[i] = (uint8_t)(r % 255 - 127);
@@ -75,7 +75,7 @@ static inline size_t tiny_sketch_size(size_t rows, size_t cols) {
     return 64 * (rows * ((cols + 63) / 64) + (rows + 15) / 16 * ((cols + 15) / 16 + 2));
 }
 
-/* Random codes, and of each row the sketch, its step and its deviation (FORMAT.md §4). */
+/* Random codes, and for each row the sketch, its step and its deviation (FORMAT.md §4). */
 static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, size_t cols) {
     const size_t stride = (cols + 63) / 64 * 64, tiles = (cols + 15) / 16;
     uint8_t *sketch = p + rows * stride, *step = sketch + 64 * ((rows + 15) / 16 * tiles);
@@ -99,9 +99,9 @@ static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, siz
     }
 }
 
-/* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary of 2 bits, 5 of 1.6 bits,
- * 6 int8, 7 and 8 lines of rows and of columns, 9 int8 with a sketch; scope 0 none, 1 tensor,
- * 2 row, 3 group. */
+/* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary with 2 bits, 5 ternary with
+ * 1.6 bits, 6 int8, 7 and 8 ternary by rows and by columns, 9 int8 with a sketch; scope 0 none, 1
+ * tensor, 2 row, 3 group. */
 static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
                                unsigned part, unsigned encoding, unsigned scope, size_t rows,
                                size_t cols) {
@@ -148,7 +148,7 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     }
 }
 
-/* Begin a stack; `words` are those of its record, before the name. */
+/* Start a stack; `words` is its record without the name. */
 static inline void tiny_stack(tiny_writer *w, const uint32_t words[48], const char *name) {
     uint8_t *record = w->stacks + 256 * w->n_stacks++;
     CHECK(w->n_stacks <= TINY_MAX_STACKS);

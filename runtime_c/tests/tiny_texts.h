@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiny_texts.h: small stacks that take tokens or what another stack gives, and drafts.
+ * tiny_texts.h: small stacks that take tokens or the output of another stack, and drafts.
  */
 #ifndef BITNET_TINY_TEXTS_H
 #define BITNET_TINY_TEXTS_H
 
 #include "tiny_tensors.h"
 
-/* What the engine runs: pre-norms, sub-norms, RoPE, gated relu², tied int8 embedding. */
+/* A decoder that the engine can run: pre-norms, sub-norms, RoPE, gated relu², tied int8
+ * embedding. */
 static inline void tiny_decoder(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[2] = 19,
@@ -46,8 +47,7 @@ static inline void tiny_decoder(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
 }
 
-/* A decoder whose second layer half is three experts, of which a token takes two; each is stored in
- * another way. */
+/* A mixture of three experts, of which a token takes two; each has a different encoding. */
 static inline void tiny_mixture(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {
@@ -78,8 +78,8 @@ static inline void tiny_mixture(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
 }
 
-/* A decoder after the transformer of 2017: a LayerNorm of what enters and of each sum, none at the
- * end, learned positions, no gate, every bias, a head of its own. */
+/* A decoder like the transformer of 2017: a LayerNorm of the input and of each sum, none at the
+ * end, learned positions, no gate, every bias, a separate head. */
 static inline void tiny_original(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[2] = 19,
@@ -119,7 +119,7 @@ static inline void tiny_original(tiny_writer *w) {
     tiny_with_bias(w, TINY_NONE, 68, TINY_NONE, 1, 0, 1, 24);
 }
 
-/* A stack that has nothing optional: embeddings in, hidden states out. */
+/* A stack with nothing optional: embeddings in, hidden states out. */
 static inline void tiny_bare(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
@@ -134,7 +134,7 @@ static inline void tiny_bare(tiny_writer *w) {
     tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
 }
 
-/* A draft of the stack before it, which has its width. */
+/* A draft for the stack before it, with the same width. */
 static inline void tiny_draft(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[0] = 3,    [3] = 8,    [4] = 1,
@@ -156,8 +156,8 @@ static inline void tiny_draft(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 73, TINY_NONE, 0, 4, 2, 8, 16);
 }
 
-/* Of text, with a draft behind it; q and down have adapters of rank 3, which may also lie in a file
- * of their own. */
+/* A text stack with a draft; q and down have adapters of rank 3, which may also be in a separate
+ * file. */
 static inline void tiny_drafting(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[48] = {[2] = 19,

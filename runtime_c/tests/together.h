@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * together.h: a token into each of several texts.
+ * together.h: append a token to each of several texts.
  */
 #ifndef BITNET_TOGETHER_H
 #define BITNET_TOGETHER_H
@@ -8,8 +8,8 @@
 #include "bitnet_runtime.h"
 #include "check.h"
 
-/* In one pass; what would come next is chosen and dropped, so that there are logits. The first
- * status that is not BN_OK. */
+/* Append in one pass. A next token is chosen and dropped, so that there are logits. Returns the
+ * first status that is not BN_OK. */
 static inline bn_status append_together(bn_session *const *sessions, const int32_t *tokens,
                                         int32_t n) {
     enum { MOST = 16 };
