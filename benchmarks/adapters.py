@@ -1,8 +1,8 @@
-"""What an adapter costs: tokens a second with one, held against those without, in pairs of one run.
+"""The cost of an adapter: tokens per second with and without one, in pairs within one run.
 
     python benchmarks/adapters.py [--shape bitnet-2b4t] [--rank 16] [--threads 1 2] [--pairs 9] [--out FILE.json]
 
-A batch has eight texts: all without an adapter, or each with one of two in turn.
+A batch has eight texts: all without an adapter, or alternating between two adapters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measured(model: Model, pairs: int) -> dict[str, Any]:
-    """For each kind of work, seconds without and with adapters, pair by pair."""
+    """For each workload, seconds without and with adapters, pair by pair."""
     tokens = [i * 7919 % model.vocab_size for i in range(PROMPT)]
     names = [None] * TEXTS, [model.adapters[i % len(model.adapters)] for i in range(TEXTS)]
     sessions = [[model.session(PROMPT + STEPS, adapter=name) for name in side] for side in names]

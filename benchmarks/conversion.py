@@ -1,12 +1,12 @@
-"""Ternary from a trained full-precision model against ternary from random weights, after the same
-number of further tokens.
+"""Ternary models converted from a trained full-precision model, against ternary models from random weights, after the
+same number of further tokens.
 
     python benchmarks/conversion.py           # 1 million parameters: an hour on one core
     python benchmarks/conversion.py --quick   # that it runs: seconds, and the figures mean nothing
 
-Every run is one of `bitnet train` or `bitnet finetune`, one after another, kept in --runs; started
-again, the script goes on. The best of those converted and the one from scratch are made for more
-seeds. With --search each variant has the learning rate that was best for its first seed.
+Runs of `bitnet train` or `bitnet finetune` are made one after another and kept in --runs; the script can be restarted
+to continue. The best converted model and the one from scratch are trained with more seeds. With --search each variant
+uses the learning rate that was best for its first seed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CONVERTED = ("direct", "ce", "logits", "relations")
 
 
 def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path | None = None) -> Outcome:
-    """The outcome of a run, which is made or continued unless it is there. ids: a run that has the same token ids."""
+    """The outcome of a run, which is started or continued if it is not finished. ids: a run with the same token ids."""
     words = [*verb, "--json", "--out", folder, *(["--resume"] if checkpoint.all_of(folder) else [])]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
@@ -63,7 +63,7 @@ def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path |
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for the teacher, then one for each variant."""
     shape = QUICK if args.quick else SHAPE
-    tokens = args.batch * shape["max_context"]  # of a step
+    tokens = args.batch * shape["max_context"]  # per step
     common = {"threads": 1, "batch": args.batch, "layers-every": 0, "eval-tokens": 8192}
     common |= {"data": args.data} if args.data else {}
 
@@ -102,7 +102,7 @@ def row(key: str, tokens: int, rate: float, outcomes: list[Outcome], tried: dict
         "variant": key, "tokens": tokens, "lr": rate, "loss": mean, "deviation": deviation,
         "losses": [outcome.loss for outcome in outcomes], "seconds": outcomes[0].seconds,
         "tried": {f"{rate:g}": outcome.loss for rate, outcome in tried.items()},
-        "curve": [*dict(outcomes[0].curve).items()],  # at the end two losses, of a part and of all: the last
+        "curve": [*dict(outcomes[0].curve).items()],  # the end has two losses, on a part and on all: keep the last
     }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """Loss against further tokens."""
+    """Plot the loss against further tokens."""
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     teacher, *rows = results["rows"]
@@ -138,7 +138,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
         axis.errorbar(tokens[-1], row["loss"], row["deviation"], color=variant.color, capsize=3)
     axis.axhline(teacher["loss"], color="black", ls=":", lw=0.8, label=f"the source: {teacher['loss']:.3f}")
     low, high = min(row["loss"] for row in results["rows"]), rows[0]["loss"]
-    axis.set_ylim(low - 0.1 * (high - low), high + (high - low))  # models that are not yet ternary begin far above
+    axis.set_ylim(low - 0.1 * (high - low), high + (high - low))  # models that are not yet ternary start far above
     axis.set(xlabel="further tokens", ylabel="nats per token")
     axis.grid(alpha=0.2)
     axis.legend(frameon=False, fontsize=8)

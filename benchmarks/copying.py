@@ -1,9 +1,9 @@
-"""When a model learns to copy: its loss on held-out tokens, and on the same tokens said a second time.
+"""When a model learns to copy: its loss on held-out tokens, and on the same tokens repeated.
 
     python benchmarks/copying.py runs/mine    # each checkpoint that was kept: train with --save-every 200 --keep 20
 
-A model that does not copy has about the same loss twice. The first token of either time does not count:
-nothing says that what was said begins again.
+A model that does not copy has about the same loss on both. The first token of each does not count: nothing predicts
+that the repetition starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD = ["run", "tokens learnt from", "said first", "said again"]
 
 
 def twice(ids: NDArray[np.integer], length: int, wanted: int) -> torch.Tensor:
-    """Up to `wanted` pieces of the text, evenly spaced, each after its document's start token and said twice."""
+    """Up to `wanted` pieces of the text, evenly spaced, each after its document's start token and repeated once."""
     n = len(ids) // length
     if n < 1:
         raise corpus.DataError(f"the held-out text has {len(ids):,} tokens, expected at least {length:,}")
@@ -39,7 +39,7 @@ def twice(ids: NDArray[np.integer], length: int, wanted: int) -> torch.Tensor:
 
 
 def losses(model: Transformer, rows: torch.Tensor) -> tuple[float, ...]:
-    """Nats per token of what is said for the first time, and for the second."""
+    """Nats per token, for the first occurrence and for the repetition."""
     sums = torch.zeros(2, dtype=torch.float64)
     with torch.no_grad(), model.evaluating():
         for block in rows.split(16):
@@ -49,7 +49,7 @@ def losses(model: Transformer, rows: torch.Tensor) -> tuple[float, ...]:
 
 
 def measure(folder: Path, length: int, wanted: int) -> dict[str, Any]:
-    """`losses` of a checkpoint on what its run held out."""
+    """`losses` of a checkpoint on the held-out data of its run."""
     opened = checkpoint.Checkpoint.open(folder)
     if (most := opened.config.max_context) < 2 * length:
         raise ValueError(f"{folder} takes {most:,} tokens, expected {2 * length:,}; lower --length")
@@ -76,7 +76,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """A line for each run: what it gains by having been told."""
+    """A line for each run: how much the loss falls on the repetition."""
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for run in dict.fromkeys(found["run"] for found in results["rows"]):

@@ -1,15 +1,14 @@
-"""What guesses of the next tokens bring: how many are right, and how fast a text then is.
+"""The speedup by guesses of the next tokens: how many are right, and how fast a text is generated.
 
     python benchmarks/drafts.py --model MODEL --text FILE [FILE ...]     # on text that it was not trained on
     python benchmarks/drafts.py --shape bitnet-2b4t                      # on random weights
 
 With a model and a text the guesses are those of `--draft`: of the model's draft layer, if it has one, else repetitions
-in the text. The model runs freely from prompts out of the text: what is right is what it says itself. The row `auto`
-is what the engine does when nothing is said: both, as far as they are quicker. With a shape each guess is right with a
-probability that is given, so that a row says what guesses that good would bring; with `--layer` each costs what it
-costs to make them with a draft layer; `--depth` has so many tokens stand before, which are copies of the first.
-`--texts` runs so many texts together, as the engine does it.
-Every length of draft runs in turn from every prompt, and has to give the same tokens as none.
+in the text. The model generates freely from prompts taken from the text; its own tokens are the right ones. The row
+`auto` is the engine's default: both, where they are faster. With a shape each guess is right with a given probability,
+so a row shows the speedup of guesses that good; with `--layer` each costs as much as one of a draft layer; with
+`--depth` this many tokens come before, copies of the first ones. `--texts` runs this many texts together, as the engine
+does. Every draft length runs in turn from every prompt, and must give the same tokens as none.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from bitnet_runtime.sampler import Sampler
 
 
 def prompts_of(model: Model, texts: Sequence[str], args: argparse.Namespace, n: int) -> list[list[int]]:
-    """Pieces of the texts."""
+    """Prompts from the texts."""
     tokens, draw = model.tokenize("\n".join(texts)), random.Random(0)
     if len(tokens) <= args.prompt:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {args.prompt}, those of a prompt")
@@ -47,7 +46,7 @@ def prompts_of(model: Model, texts: Sequence[str], args: argparse.Namespace, n: 
 
 
 def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of each temperature and length of draft."""
+    """Rows for each temperature and draft length."""
     prompts, rows = prompts_of(model, texts, args, args.prompts), []
     for temperature in args.temperature:
         print(f"temperature {temperature:g} …", file=sys.stderr)
@@ -65,8 +64,8 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
 
 
 def together(model: Model, texts: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of each temperature and number of texts that are answered together, as the engine drafts them and without:
-    whole answers, prompts included."""
+    """Rows for each temperature and number of texts answered together, with the engine's drafts and without: whole
+    answers, prompts included."""
     starts, rows = prompts_of(model, texts, args, max(args.texts) * args.prompts), []
     for temperature, n in ((temperature, n) for temperature in args.temperature for n in args.texts):
         print(f"{n} texts, temperature {temperature:g} …", file=sys.stderr)
@@ -85,15 +84,15 @@ def together(model: Model, texts: Sequence[str], args: argparse.Namespace) -> li
 
 
 def answered(model: Model, prompts: list[list[int]], draft: int | None, options: dict[str, Any]) -> tuple[Any, float]:
-    """Tokens of each, and tokens a second of all."""
+    """Tokens of each, and tokens per second of all together."""
     begin = time.perf_counter()
     tokens = [result.tokens for result in model.generate(prompts, draft=draft, **options)]
     return tokens, sum(map(len, tokens)) / (time.perf_counter() - begin)
 
 
 def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of each depth, share of right guesses and length of draft, at temperature 0. The prompts are of tokens that
-    a draft layer guesses; what the model says is of all."""
+    """Rows for each depth, share of right guesses and draft length, at temperature 0. The prompts consist of tokens
+    that a draft layer can guess; the model generates from all tokens."""
     sampler, rows = Sampler(resolve({"temperature": 0}), model.vocab_size), []
     for depth in args.depth:
         with pair(model, args.prompt + depth + args.gen) as (session, plain):
@@ -117,15 +116,15 @@ def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextmanager
 def pair(model: Model, n_ctx: int) -> Iterator[tuple[Session, Session]]:
-    """Two sessions, the second of them without the draft layer, which takes time whether it guesses or not."""
+    """Two sessions, the second without the draft layer, which takes time even when it does not guess."""
     with model.session(n_ctx) as session, Session._new(model, n_ctx, draft=False) as plain:
         yield session, plain
 
 
 def run_all(session: Session, plain: Session, prompt: Sequence[int], seed: int, sampler: Sampler,
             make: Callable[[list[int]], Guess], n: int, tallies: dict[int, Tally], depth: int = 0) -> None:  # fmt: skip
-    """Every length of draft, none of them in `plain`. make(the tokens that come) guesses."""
-    right = run(plain, prompt, seed, sampler, make([]), n, 0, Tally(), depth)  # which is not counted
+    """Run every draft length, the length 0 in `plain`. make(the right tokens) returns the guesser."""
+    right = run(plain, prompt, seed, sampler, make([]), n, 0, Tally(), depth)  # warm-up, not counted
     for most, tally in tallies.items():
         tokens = run(session if most else plain, prompt, seed, sampler, make(right), n, most, tally, depth)
         if tokens != right:
@@ -133,7 +132,7 @@ def run_all(session: Session, plain: Session, prompt: Sequence[int], seed: int, 
 
 
 def found(setting: dict[str, float], tallies: dict[int, Tally]) -> list[dict[str, Any]]:
-    """A ratio is the median of those of each prompt, which stand close in time."""
+    """A ratio is the median over prompts, whose runs are close in time."""
     none = tallies[0].speeds
     return [
         setting
@@ -201,7 +200,7 @@ def of_texts(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """Speed with guesses, of that without, for each setting."""
+    """Speed with guesses relative to that without, for each setting."""
     drafts = [named(n) for n in dict.fromkeys(row["draft"] for row in results["rows"])]
     settings: dict[float, dict[str, list[float]]] = {}
     for row in results["rows"]:

@@ -1,9 +1,9 @@
-"""The engine end to end on random weights of three sizes, held against the machine's limits.
+"""The engine end to end on random weights of three sizes, compared with the machine's limits.
 
     python benchmarks/engine.py                  # every shape, about 15 minutes on two cores
 
-For each shape: threads, encodings, context, instruction set tiers, several texts at once, start-up
-and memory. The figures are those of `bitnet bench`, limits measured between its repetitions.
+For each shape: threads, encodings, context, instruction set tiers, several texts at once, start-up and memory. The
+figures are those of `bitnet bench`, with limits measured between its repetitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitnet_runtime import Model, available_isas, default_threads, machine
 from bitnet_runtime.bench import bench
 from bitnet_runtime.steps import Entry, step_batch
 
-SLOW = 200e6  # ternary weights from which on the scalar tier is left out: it would take hours
+SLOW = 200e6  # ternary weights; above this the scalar tier is skipped, as it would take hours
 FIRST_TOKEN = "import sys, bitnet_runtime as b; b.Model.load(sys.argv[1]).generate([1, 2, 3], max_tokens=1)"
 
 
@@ -37,7 +37,7 @@ def single(path: Path, name: str, args: argparse.Namespace, **options: Any) -> d
 
 
 def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Greedy decoding of n texts together; tok_s is of all of them, bytes are those of one step."""
+    """Greedy decoding of n texts together; tok_s counts all of them, bytes are for one step."""
     name = f"batch {n}"
     print(f"{name} …", file=sys.stderr)
     with Model.load(path, threads=threads) as model:
@@ -81,14 +81,14 @@ def first_token(path: Path) -> float:
 
 
 def other_encoding(path: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The same model at 1.6 bits a ternary weight."""
+    """The same model with 1.6 bits per ternary weight."""
     other = path.with_name("1.6")
     repack(path, other, encoding="1.6")
     return single(other, f"1.6 bits, threads {threads}", args, threads=threads)
 
 
 def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of a shape; context, tiers and batches at the default number of threads."""
+    """All figures of a shape; context, tiers and batches with the default number of threads."""
     config, default = SHAPES[shape], default_threads()
     needed = max(args.context, default=0) + max(args.prompt, args.gen + 1)
     config = config.replace(max_context=max(config.max_context, needed))
@@ -159,7 +159,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """tok/s against threads, context, tier and batch; shares of the limits; bytes of a step."""
+    """tok/s against threads, context, tier and batch; shares of the limits; bytes per step."""
 
     def of(sweep: str, kind: str, figure: str, factor: float = 1) -> list[float]:
         return [factor * row[kind][figure] for row in results[sweep]]
@@ -172,7 +172,7 @@ def panels(results: dict[str, Any]) -> list[report.Panel]:
         "prefill, of int8 peak": of("threads", "prefill", "int8_peak_share", 100),
     }
 
-    def allowed(sweep: str) -> list[float]:  # by memory; a model that fits in the cache may go beyond
+    def allowed(sweep: str) -> list[float]:  # by memory bandwidth; a model that fits in the cache may exceed it
         return [1e9 * row["read_bandwidth_gb_s"] / row["decode"]["bytes_per_token"] for row in results[sweep]]
 
     megabytes = of("context", "decode", "bytes_per_token", 1e-6)

@@ -1,10 +1,10 @@
-"""What experts are worth: eight of which a token takes two, against the dense model of equal active parameters,
-at equal tokens, in full precision and ternary, each with its own best learning rate.
+"""The benefit of experts: eight, of which a token takes two, against the dense model with equal active parameters, at
+equal tokens, in full precision and ternary, each with its own best learning rate.
 
     python benchmarks/experts.py --jobs 2            # 12 runs and the search for rates: an hour on two cores
     python benchmarks/experts.py --quick             # that it runs: seconds, and the figures mean nothing
 
-Every run is one of `bitnet train`, kept in --runs; started again, the script goes on.
+Runs of `bitnet train` are kept in --runs; the script can be restarted to continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DENSE = ModelConfig(
 )  # fmt: skip
 QUICK = DENSE.replace(vocab_size=300, dim=32, n_layers=1, head_dim=16, ffn_dim=48, max_context=32)
 EXPERTS, TAKEN = 8, 2
-RATE = 8e-3  # where the search begins
+RATE = 8e-3  # start of the search
 NAMES = {
     "dense-full": "dense, full precision", "moe-full": "experts, full precision",
     "dense": "dense, ternary", "moe": "experts, ternary",
@@ -36,7 +36,7 @@ COLORS = {"dense-full": "#9aa7b4", "moe-full": "#d98032", "dense": "#4f8fc0", "m
 
 
 def variants(dense: ModelConfig) -> dict[str, ModelConfig]:
-    """The dense model, and one whose experts are each as wide as a share of it: a token meets as many weights."""
+    """The dense model, and one whose experts each have a share of its width, so that a token uses as many weights."""
     moe = dense.replace(n_experts=EXPERTS, experts_per_token=TAKEN, ffn_dim=dense.ffn_dim // TAKEN)
     return {"dense-full": dense.replace(**FULL), "moe-full": moe.replace(**FULL), "dense": dense, "moe": moe}
 
@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name, config in variants(dense).items():
         options = training_runs.budget(steps, batch) | {"layers-every": max(1, steps // 10)}
         plans[name] = config, options | ({"balance-loss": args.balance_loss} if config.n_experts else {})
-    runs.all({  # one of each first, to see early where it goes
+    runs.all({  # one of each first, for early results
         f"{name}-lr{RATE:g}-seed0": (config, options | {"lr": RATE, "seed": 0})
         for name, (config, options) in plans.items()
     })  # fmt: skip
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def active(config: ModelConfig, experts: int = 0) -> int:
-    """Weights that a token meets, with the embedding; with all experts where their number is given."""
+    """Weights that a token uses, with the embedding; of all experts if their number is given."""
     met = config.replace(ternary=DENSE.ternary, n_experts=experts, experts_per_token=min(experts, TAKEN))
     taken = 1 if experts else config.experts_per_token or 1
     ffn = met.replace(ternary=("gate", "up", "down")).ternary_weights
@@ -88,7 +88,7 @@ def active(config: ModelConfig, experts: int = 0) -> int:
 
 
 def load(outcomes: list[Outcome]) -> dict[str, Any]:
-    """How evenly the experts were taken at the end: balance, and the most and least taken, 1 as often as all."""
+    """How evenly the experts were used at the end: balance, and the most and least used, relative to the average."""
     last = [[r for r in runlog.read(outcome.folder / "log.jsonl") if "experts" in r][-1] for outcome in outcomes]
     shares = [EXPERTS * share for record in last for layer in record["experts"] for share in layer]
     return {
@@ -121,7 +121,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Any, results: dict[str, Any]) -> None:
-    """The loss against tokens, and at the end, every seed."""
+    """Plot the loss against tokens, and the final loss of every seed."""
     plt = report.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2), layout="constrained")
     for place, row in enumerate(results["rows"]):

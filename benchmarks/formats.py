@@ -1,9 +1,9 @@
-"""What it costs to hold an answer to a format: seconds of a token, with one and without, in pairs of one run.
+"""The cost of constraining an answer to a format: seconds per token with and without it, in pairs of one run.
 
     python benchmarks/formats.py [--shape bitnet-2b4t] [--threads 1 2] [--pairs 7] [--out FILE.json]
 
-Random weights, and a tokenizer of the vocabulary's size, fitted to the Python sources of this machine: the time to
-find the tokens that fit depends on how many there are and how they begin alike.
+Random weights, and a tokenizer of the vocabulary's size, fitted to the Python sources of this machine: the time to find
+the allowed tokens depends on their number and on their common prefixes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bitnet.data import tokenizer
 from bitnet_export import random_model
 from bitnet_runtime import Model
 
-TOKENS, FIRST = 48, 8  # of an answer; and those of them that are not counted
+TOKENS, FIRST = 48, 8  # tokens of an answer; the first of them, which are not counted
 FORMATS: dict[str, dict[str, Any]] = {
-    "a text": {"json_schema": {"type": "string", "minLength": 4000}},  # a choice at every token
+    "a text": {"json_schema": {"type": "string", "minLength": 4000}},  # a free choice at every token
     "objects": {
         "json_schema": {
             "type": "array",
@@ -51,7 +51,7 @@ SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "top-p": {"
 
 
 def texts(most: int = 30_000_000) -> Iterator[str]:
-    """About so many characters of Python."""
+    """About `most` characters of Python."""
     for folder in standard_roots():
         for file in sorted(folder.rglob("*.py")):
             text = file.read_text("utf-8", "replace")
@@ -62,7 +62,7 @@ def texts(most: int = 30_000_000) -> Iterator[str]:
 
 
 def seconds(model: Model, options: dict[str, Any]) -> float:
-    """Of a token, behind the first ones."""
+    """Seconds per token, after the first ones."""
     begin, n = 0.0, 0
     for piece in model.stream("def main():", max_tokens=TOKENS, seed=1, draft=0, **options):
         n += piece.token is not None

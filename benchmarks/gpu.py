@@ -1,13 +1,13 @@
-"""What `bitnet train` does on a GPU, in five minutes: whether it is right, whether all of it works, how fast it is.
+"""`bitnet train` on a GPU, in five minutes: whether it is correct, whether all features work, how fast it is.
 
     codes       quantizers and integer products, GPU against CPU, bit for bit
-    exactness   50 steps in fp32 against the CPU's, as they are and compiled, with AdamW and with Muon
-    resume      a compiled run that SIGTERM stops, and that goes on
-    context     evaluation at 4,096 tokens, its memory
+    exactness   50 steps in fp32 against the CPU's, eager and compiled, with AdamW and with Muon
+    resume      a compiled run that is stopped by SIGTERM and resumed
+    context     memory of evaluation at 4,096 tokens
     chat        fine-tuning on conversations
-    distil      a full-precision model made ternary that learns from what it was
-    speed       steps at 30M, 100M, 300M and 1B: full precision, ternary and coming in; eager, compiled and replayed
-    profile     where the time of a step of 100M goes, and how often it waits for the GPU
+    distil      a full-precision model made ternary, with the original as its teacher
+    speed       steps at 30M, 100M, 300M and 1B: full precision, ternary, phased in; eager, compiled and replayed
+    profile     where the time of a 100M step goes, and how often it waits for the GPU
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --quick --device cpu    # all but the profile, on tiny models; its speeds mean nothing
@@ -51,11 +51,11 @@ CASES = [
     Case("1b", TERNARY, recompute=True), Case("100m-4k", TERNARY), Case("100m-4k", TERNARY, documents=1000),
     Case("100m", TERNARY, documents=1000), Case("100m", IN, "eager"),
 ]  # fmt: skip
-"""The most important first: those that there is no time for are left out."""
+"""The most important first: those for which there is no time are skipped."""
 QUICK = [*(Case("quick", kind, "eager") for kind in KINDS), Case("quick", TERNARY, "eager", recompute=True)]
 QUICK_SIZE = Size(pass_tokens=64, step_tokens=128, steps=2, threads=1)
-GRACE = 60  # seconds after the deadline in which a case that was begun may end
-WARMERS = 10  # processes side by side that compile: each takes a core or two, and some 6 GB of the GPU
+GRACE = 60  # seconds after the deadline for a started case to finish
+WARMERS = 10  # processes that compile in parallel: each takes a core or two, and some 6 GB of the GPU
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
@@ -63,11 +63,11 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     return [case for case in cases if not args.cases or any(word in str(case) for word in args.cases)]
 
 
-# ---- processes that make steps ----
+# ---- processes that run steps ----
 
 
 class Steps:
-    """gpu_steps.py in a process of its own, which prints a line for each case."""
+    """gpu_steps.py in a separate process, which prints a line for each case."""
 
     def __init__(self, cases: list[Case], args: argparse.Namespace, deadline: float, errors: Path) -> None:
         words = [json.dumps([asdict(case) for case in cases]), "--device", args.device]
@@ -89,12 +89,12 @@ class Steps:
 
     @property
     def said(self) -> str:
-        """The end of what it had to say, when it failed."""
+        """The end of its output after a failure."""
         return f"exit code {self.process.returncode}: {self._errors.read_text()[-600:].strip()}"
 
 
 def warm(cases: list[Case], args: argparse.Namespace, scratch: Path) -> None:
-    """Compile the graphs of all cases, side by side, into the cache; those who measure then find them there."""
+    """Compile the graphs of all cases in parallel into the cache, where the measuring processes find them."""
     once = {(c.shape, c.kind, c.documents): replace(c, mode="compiled", recompute=False, job="warm") for c in cases}
 
     def one(i: int, case: Case) -> None:
@@ -108,7 +108,7 @@ def warm(cases: list[Case], args: argparse.Namespace, scratch: Path) -> None:
 
 
 def measured(cases: list[Case], args: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]:
-    """A result for each case, one after another. A process that fails is followed by another for what is left."""
+    """A result for each case, one after another. If a process fails, another one runs the remaining cases."""
     left = list(cases)
     while left:
         steps = Steps(left, args, args.deadline, scratch / "measured")
@@ -129,7 +129,7 @@ def check(name: str, place: gpu_checks.Place) -> dict[str, Any]:
     start = time.monotonic()
     try:
         passed, said = gpu_checks.CHECKS[name](place)
-    except Exception as error:  # whatever fails: the other parts are to run
+    except Exception as error:  # whatever fails: the other parts must still run
         passed, said = False, f"{type(error).__name__}: {error}"
     return tell({"part": name, "passed": passed, "said": said, "seconds": time.monotonic() - start})
 
@@ -143,7 +143,7 @@ def tell(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def checks(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Those that are wanted, side by side where there are cores for it."""
+    """The requested checks, in parallel as far as there are cores."""
     place = gpu_checks.Place(scratch / "runs", args.device, steps=24 if args.quick else 300, threads=1)
     wanted = [name for name in args.parts if name in gpu_checks.CHECKS]
     if set(wanted) - {"codes", "context"}:
@@ -153,7 +153,7 @@ def checks(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 
 
 def speed(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of the table, and how the parts speed and profile ended."""
+    """Rows of the table, and the outcomes of the parts speed and profile."""
     cases = [case for case in chosen(args) if ("profile" if case.job == "profile" else "speed") in args.parts]
     rows: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ def profile(found: dict[str, Any], args: argparse.Namespace, seconds: float) -> 
 
 
 def environment() -> None:
-    """Commands in processes of their own find the packages of this checkout, after those that were named before."""
+    """Let commands in separate processes find the packages of this checkout, after those already on the path."""
     paths = [str(report.ROOT / part) for part in ("", "export", "python_bindings")]
     os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *paths]).strip(os.pathsep)
 
@@ -205,14 +205,14 @@ def environment() -> None:
 
 
 def ratio(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
-    """Time of a step over that of full precision with the same shape and mode, "" when that was not measured."""
+    """Time of a step relative to full precision with the same shape and mode, "" if that was not measured."""
     like = ("shape", "mode", "recompute", "documents")
     full = [r for r in rows if r["kind"] == FULL and "ms" in r and all(r[name] == row[name] for name in like)]
     return f"{row['ms'] / full[0]['ms']:.2f} ×" if full else ""
 
 
 def how(row: dict[str, Any]) -> str:
-    """Its passes are made."""
+    """The mode in which its passes are run."""
     return (
         row["mode"] + ", recomputing" * row["recompute"] + f", documents of {row['documents']}" * bool(row["documents"])
     )
@@ -242,7 +242,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """Speed and utilisation of each shape as it is trained fastest."""
+    """Speed and utilisation of each shape in its fastest mode."""
     rows = [
         row
         for row in results["rows"]
@@ -284,7 +284,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parsed(argv)
     environment()
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # many processes compile side by side
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # many processes compile in parallel
     words = sys.argv[1:] if argv is None else argv
     origin = report.origin(" ".join(["python benchmarks/gpu.py", *words]))
     with tempfile.TemporaryDirectory() as folder:

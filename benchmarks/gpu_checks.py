@@ -1,7 +1,7 @@
-"""Whether `bitnet train` on a GPU computes what it computes on the CPU, and does all that it does there.
+"""Whether `bitnet train` computes the same on a GPU as on the CPU, and all its features work there.
 
-Each check returns whether it passed and one line of what was found. Runs are ordinary commands in processes of their
-own, on sources of Python's standard library.
+Each check returns whether it passed and one line with its findings. Runs are ordinary commands in separate processes,
+on sources of Python's standard library.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MODEL = ("vocab_size=300", "dim=128", "n_layers=2", "n_heads=2", "n_kv_heads=1",
          "max_context=256")  # fmt: skip
 FLOAT = "ternary = []\nhead_format = 'f32'\n"
 FIRST, NORM = 1e-5, 1e-4
-"""Between the first steps, whose weights are the same: nats of the loss, and share of the gradient's norm."""
+"""Tolerances at the first step, whose weights are the same: nats of the loss, relative error of the gradient's norm."""
 EXACT, SAME_CODES = 1e-3, 0.999
-"""Nats between any losses, and the share of equal codes, or three times the noise: what two runs on the CPU come to
-whose rates differ by one in a million. From one code that rounds to the other side, everything after differs."""
+"""Tolerance of any loss in nats, and the share of equal codes; or three times the noise, the difference of two CPU runs
+whose learning rates differ by one in a million. Once one code rounds the other way, everything after it differs."""
 RATE = 3e-4
 OPTIMIZERS = "adamw", "muon"
 RESUMED = 1e-4
-LIMIT = 300  # seconds of a run
+LIMIT = 300  # seconds per run
 ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are made. steps: of one; threads: of each, on the CPU."""
+    """Where runs are made. steps: per run; threads: per run, on the CPU."""
 
     folder: Path
     device: str
@@ -72,12 +72,12 @@ class Place:
             partial.mkdir(parents=True, exist_ok=True)
             for file in sorted(Path(os.__file__).parent.glob("[ab]*.py")):
                 shutil.copy(file, partial)
-            with contextlib.suppress(OSError):  # another check made it
+            with contextlib.suppress(OSError):  # another check created it
                 partial.rename(folder)
         return folder
 
     def words(self, verb: str, name: str, *more: object, device: str = "") -> list[str]:
-        """A command that makes a run."""
+        """The command of a run."""
         few = ["--batch", 8, "--context", 128, "--layers-every", 0, "--eval-every", 10**6, "--save-every", 10**6]
         where = ["--out", self.folder / name, "--device", device or self.device, "--threads", self.threads]
         words = [sys.executable, "-m", "bitnet", verb, *more, *few, "--eval-tokens", 4096, *where, "--json"]
@@ -90,7 +90,7 @@ class Place:
 
 
 def run(words: list[str]) -> dict[str, Any]:
-    """What a command prints. Raises RuntimeError with the end of what it said, when it fails."""
+    """What a command prints. Raises RuntimeError with the end of its output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words[2:5])} … ended with {done.returncode}: {done.stderr.strip()[-600:]}")
@@ -104,7 +104,7 @@ def together(commands: list[list[str]]) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path) -> list[float]:
-    """Of each step, from the log."""
+    """Loss of each step, from the log."""
     return [record["loss"] for record in runlog.read(folder / "log.jsonl") if "loss" in record]
 
 
@@ -151,7 +151,7 @@ def same(
 
 
 def exactness(place: Place) -> Found:
-    """Fifty steps in fp32: losses and final codes on the GPU, as they are and compiled, against the CPU's."""
+    """Fifty steps in fp32: losses and final codes on the GPU, eager and compiled, against the CPU's."""
     fp32 = ["--precision", "fp32", "--steps", min(50, place.steps)]
     modes: dict[str, list[str]] = {"eager": []} | ({"compiled": place.compiled} if place.compiled else {})
     commands = []
@@ -176,7 +176,8 @@ def exactness(place: Place) -> Found:
 
 
 def compared(place: Place, name: str, optimizer: str) -> tuple[float, float, float, float]:
-    """Of a run and the CPU's: first losses, first gradients and all losses apart, share of equal codes at the end."""
+    """Differences between a run and the CPU's: of first losses, first gradients and all losses; and the share of equal
+    codes at the end."""
     folders = place.folder / f"cpu-{optimizer}", place.folder / name
     here, there = (losses(folder) for folder in folders)
     norm, other = (runlog.read(folder / "log.jsonl")[0]["gradient_norm"] for folder in folders)
@@ -184,18 +185,18 @@ def compared(place: Place, name: str, optimizer: str) -> tuple[float, float, flo
 
 
 def equal_codes(one: Path, other: Path) -> float:
-    """Share of the ternary weights of two finished runs that are the same code."""
+    """Share of ternary weights with equal codes in two finished runs."""
     weights = [load_file(checkpoint.all_of(folder)[-1] / checkpoint.WEIGHTS) for folder in (one, other)]
     names = [name for name, w in weights[0].items() if name.startswith("layers.") and w.dim() == 2]
     pairs = [[ternary_codes(each[name])[0] for each in weights] for name in names]
     return sum(int((a == b).sum()) for a, b in pairs) / sum(a.numel() for a, _ in pairs)
 
 
-# ---- what a run does ----
+# ---- features of a run ----
 
 
 def resume(place: Place) -> Found:
-    """A run that SIGTERM stops goes on as one that was not stopped; two of those show what noise there is."""
+    """A run stopped by SIGTERM resumes like one that was not stopped; two of the latter show the noise."""
     options = ["--steps", place.steps, *place.compiled]
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(run, place.train(name, *options)) for name in ("whole", "again")]
@@ -213,7 +214,7 @@ def resume(place: Place) -> Found:
 
 
 def stopped(words: list[str], folder: Path, after: int) -> int:
-    """At which step a run was that got SIGTERM after some steps, and saved."""
+    """The step at which a run saved that got SIGTERM after some steps."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     log = folder / "log.jsonl"
     while process.poll() is None:
@@ -228,7 +229,7 @@ def stopped(words: list[str], folder: Path, after: int) -> int:
 
 
 def context(place: Place, n_tokens: int = 4096, rows: int = 2) -> Found:
-    """Loss at a long context in fp32: the memory it takes, against twice as many rows of half the length."""
+    """Memory of the loss at a long context in fp32, against twice as many rows of half the length."""
     config = TRAINED["100m" if place.device == "cuda" else "quick"].replace(vocab_size=512, max_context=n_tokens)
     torch.manual_seed(0)
     model = Transformer(config).to(place.device)
@@ -247,7 +248,7 @@ def context(place: Place, n_tokens: int = 4096, rows: int = 2) -> Found:
 
 
 def chat(place: Place) -> Found:
-    """Conversations are learnt, several in a row, each for itself."""
+    """Conversations are learned, several packed into a row, each independently."""
     talks = place.folder / "talks.jsonl"
     numbers = [(i % 10, i // 10 % 10) for i in range(100)]
     turns = [[("user", f"{a} and {b}?"), ("assistant", f"{a} plus {b} is {a + b}.")] for a, b in numbers]
@@ -266,7 +267,7 @@ def chat(place: Place) -> Found:
 
 
 def distil(place: Place) -> Found:
-    """A full-precision model becomes ternary and learns from what it was."""
+    """A full-precision model becomes ternary and learns from the original."""
     place.folder.mkdir(parents=True, exist_ok=True)
     toml = place.folder / "float.toml"
     toml.write_text("[model]\n" + FLOAT)
@@ -282,7 +283,7 @@ def distil(place: Place) -> Found:
 
 
 def alone(check: Callable[[Place], Found], place: Place) -> Found:
-    """One at a time of those that are computed in this process: what one allocates would count as the other's."""
+    """Checks computed in this process run one at a time, or the memory of one would count for the other."""
     with ALONE:
         found = check(place)
         if place.device == "cuda":

@@ -1,4 +1,4 @@
-"""Where the time of training steps goes on a GPU, by torch's profiler, and how often a step waits for the GPU."""
+"""Where the time of training steps on a GPU goes, by torch's profiler, and how often a step waits for the GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GROUPS = (
     ("embedding", "embedding|index"),
     ("norms, quantizers, gates, residuals", ""),
 )
-"""By the names of kernels, the first that fits. Those of an optimizer's step are told by when they run."""
+"""Groups by kernel name, the first that matches. Kernels of an optimizer's step are identified by when they run."""
 
 
 class Watch:
-    """Called when each step was read: counts synchronizations in some steps, then profiles some."""
+    """Called when each step was read: counts synchronizations in some steps, then profiles others."""
 
     def __init__(self, warm: int) -> None:
         self._warm, self._read = warm, 0
@@ -64,7 +64,8 @@ Span = tuple[str, float, float]
 
 
 def table(spans: list[Span]) -> list[str]:
-    """Groups and kernels, milliseconds in all. Annotations of the optimizer are no kernels, they say which are its."""
+    """Groups and kernels with total milliseconds. Annotations of the optimizer are not kernels, but mark its
+    kernels."""
     optimizer = [span for span in spans if span[0].startswith("Optimizer.step")]
     kernels = [s for s in spans if not s[0].startswith("Optimizer.") and not s[0].startswith("ProfilerStep")]
     if not kernels:
@@ -92,7 +93,7 @@ def group_of(kernel: Span, optimizer: list[Span]) -> str:
 
 
 def busy(spans: list[Span]) -> float:
-    """How long at least one of them lasted."""
+    """Time during which at least one of them ran."""
     total, until = 0.0, float("-inf")
     for _, begin, end in sorted(spans, key=lambda span: span[1]):
         total += max(0.0, end - max(begin, until))

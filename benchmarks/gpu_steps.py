@@ -1,8 +1,8 @@
-"""Steps of `bitnet train` at four sizes: how long they last, what share of the GPU they use, where the time goes.
+"""Steps of `bitnet train` at four sizes: how long they take, what share of the GPU they use, where the time goes.
 
-gpu.py runs this in processes of its own, because what fails on a GPU may take the process with it. For each case in
-the JSON list that is given it prints one JSON object in a line. The steps are those of `bitnet.train.loop.loop`, on
-random tokens: batches made ahead, passes, clipping, optimizer, results read one step late.
+gpu.py runs this in separate processes, because a failure on a GPU may take the process with it. For each case in the
+given JSON list it prints one JSON object per line. The steps are those of `bitnet.train.loop.loop`, on random tokens:
+batches prepared ahead, passes, clipping, optimizer, results read one step late.
 
     python benchmarks/gpu_steps.py --device cuda '[{"shape": "100m", "kind": "ternary", "mode": "replayed"}]'
 """
@@ -36,17 +36,18 @@ from bitnet.train.horizon import BEGINNING, Horizon
 from bitnet.train.run import Run
 from bitnet.train.schedule import Place
 
-WARM = 3  # steps before those that count: they compile, record, and settle
+WARM = 3  # warm-up steps: they compile, record, and settle
 NO_TIME = "left out, no time"
-N_TOKENS = 1 << 18  # of the text
+N_TOKENS = 1 << 18  # tokens of the text
 
 
 @dataclass(frozen=True)
 class Case:
-    """kind: ternary, full precision, or coming in (λ = 0.5). mode: eager, compiled, or replayed, which is compiled too.
+    """kind: ternary, full precision, or being phased in (λ = 0.5). mode: eager, compiled, or replayed, which is also
+    compiled.
 
-    documents: their mean length in tokens, where attention is kept within them; 0: it is not.
-    job: time it, warm the compiler's cache for it (one layer will do), or profile it.
+    documents: their mean length in tokens, if attention is restricted to them; 0: it is not. job: time it, warm the
+    compiler's cache for it (one layer suffices), or profile it.
     """
 
     shape: str
@@ -68,12 +69,12 @@ class Case:
 
     @property
     def begins(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Of each token of the text, whether a document begins with it: lengths vary as chance has it."""
+        """Whether a document begins at each token of the text; lengths are random."""
         return np.random.default_rng(1).random(N_TOKENS) < (1 / self.documents if self.documents else 0.0)
 
     @property
     def visible(self) -> float:
-        """How many tokens one sees on average, itself among them."""
+        """How many tokens a token sees on average, itself included."""
         context = self.config.max_context
         begins = self.begins[: N_TOKENS // context * context].reshape(-1, context)
         places = np.arange(context)
@@ -82,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Size:
-    """Of the steps: tokens in a sequence, in a forward pass and in all, and how many steps count."""
+    """Tokens per sequence, per forward pass and per step, and how many steps count."""
 
     pass_tokens: int = 16_384
     step_tokens: int = 65_536
@@ -91,7 +92,7 @@ class Size:
 
 
 class Halfway(Run):
-    """A run that stays in the middle of its schedule, until its steps are made, and that is not saved."""
+    """A run that stays in the middle of its schedule until its steps are done, and is not saved."""
 
     @property
     def progress(self) -> float:
@@ -106,7 +107,7 @@ class Halfway(Run):
 
 
 class Clock(runlog.Silent):
-    """A log that tells when each step was read."""
+    """A log that reports when each step was read."""
 
     def __init__(self, seen: Callable[[], None]) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class Clock(runlog.Silent):
 
 
 def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted: int, folder: Path) -> Run:
-    """Make `wanted` steps of the trainer; seen: called when each was read."""
+    """Run `wanted` steps of the trainer; seen: called when each was read."""
     config = case.config
     context = config.max_context
     settings = Settings(
@@ -136,7 +137,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     batches = dataset.Batches(tokens, settings.batch, context, 0)
     if case.documents:
         batches = masked.ViewedBatches(tokens, settings.batch, context, 0, masked.Apart(0))
-    with torch.device(device):  # weights of a billion are drawn there in no time
+    with torch.device(device):  # drawing a billion weights is fast there
         model, forward = building.build_model(settings, config, None, batches)
     model.recompute = settings.recompute
     if settings.compile:
@@ -157,7 +158,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
 
 @contextlib.contextmanager
 def without_replay() -> Iterator[None]:
-    """Inside, passes are launched kernel by kernel."""
+    """In this context, passes are launched kernel by kernel."""
     before = loop.replay.possible
     try:
         loop.replay.possible = lambda *_: False
@@ -167,7 +168,7 @@ def without_replay() -> Iterator[None]:
 
 
 def timed(case: Case, size: Size, device: str, peak: float, folder: Path) -> dict[str, Any]:
-    """Seconds of each step that counts, and what follows from them. peak: FLOP/s of a large product."""
+    """Seconds of each counted step, and derived figures. peak: FLOP/s of a large product."""
     read: list[float] = []
     run = steps(case, size, device, lambda: read.append(time.perf_counter()), WARM + size.steps, folder)
     seconds = [after - before for before, after in zip(read[WARM - 1 :], read[WARM:], strict=False)]
@@ -182,19 +183,19 @@ def timed(case: Case, size: Size, device: str, peak: float, folder: Path) -> dic
 
 
 def attention_flops(config: ModelConfig, visible: float) -> float:
-    """For each token: q·k and p·v with those that it sees, 2 forward and 4 backward."""
+    """Per token: q·k and p·v with the tokens that it sees, 2 forward and 4 backward."""
     return config.n_layers * 6 * 2 * config.n_heads * config.head_dim * visible
 
 
 def profiled(case: Case, size: Size, device: str, folder: Path) -> dict[str, Any]:
-    """Where the time of steps goes, as text, and how often one waits for the GPU."""
+    """Where the time of steps goes, as text, and how often a step waits for the GPU."""
     watch = gpu_profile.Watch(WARM)
     steps(case, size, device, watch.seen, WARM + watch.steps + 1, folder)
     return watch.summary()
 
 
 def result_of(case: Case, size: Size, device: str, peak: float) -> dict[str, Any]:
-    torch._dynamo.reset()  # which keeps only a few graphs of one layer
+    torch._dynamo.reset()  # it keeps only a few graphs per layer
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -210,7 +211,7 @@ def result_of(case: Case, size: Size, device: str, peak: float) -> dict[str, Any
 
 
 def results_of(cases: list[Case], size: Size, device: str, deadline: float) -> Iterator[dict[str, Any]]:
-    """One after another, until there is no time for more. What fails other than for memory is the last of a process."""
+    """Results one by one, until there is no time for more. A failure other than out of memory ends the process."""
     peak = peak_flops("bf16" if device == "cuda" else "fp32", device) if any(c.job == "time" for c in cases) else 0.0
     longest = 0.0
     for case in cases:

@@ -1,4 +1,4 @@
-"""Guesses of the next tokens, and what became of them: parts of drafts.py."""
+"""Guesses of the next tokens, and their outcomes: parts of drafts.py."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Guess = Callable[[list[int], int], list[int]]
 """(the tokens so far, how many to guess at most) -> guesses."""
 
 Chain = Callable[[int, int], Any]
-"""Guess behind a token, at most so many."""
+"""(a token, how many to guess at most) -> guesses of what follows it."""
 
-AUTO = -1  # in place of a length of draft: as the engine does it
+AUTO = -1  # in place of a draft length: the engine's default
 
 
 @dataclass
 class Tally:
-    """Of all runs with one length of draft."""
+    """Totals of all runs with one draft length."""
 
     tokens: int = 0
     passes: int = 0
-    offered: list[int] = field(default_factory=list)  # by place in the draft: guesses whose turn came
+    offered: list[int] = field(default_factory=list)  # by place in the draft: guesses that were checked
     right: list[int] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)  # tokens a second of each run
+    speeds: list[float] = field(default_factory=list)  # tokens per second of each run
 
     def count(self, draft: Sequence[int], out: Sequence[int]) -> None:
         self.passes += 1
         right = 0
         while right < min(len(draft), len(out)) and draft[right] == out[right]:
             right += 1
-        for place in range(min(right + 1, len(draft))):  # behind the first that is wrong none is looked at
+        for place in range(min(right + 1, len(draft))):  # guesses after the first wrong one are not checked
             if place == len(self.offered):
                 self.offered.append(0)
                 self.right.append(0)
@@ -56,7 +56,7 @@ class Tally:
 
 def run(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler, guess: Guess, n: int, most: int,
         tally: Tally, depth: int = 0) -> list[int]:  # fmt: skip
-    """n tokens behind a prompt, which stands behind `depth` tokens of the session, with drafts of up to `most`."""
+    """Generate n tokens after a prompt, which follows `depth` tokens of the session, with drafts of up to `most`."""
     session.rewind(depth)
     session.feed(prompt)
     session.seed(seed)
@@ -75,7 +75,7 @@ def run(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler, gu
 
 
 def repetitions(prompt: Sequence[int]) -> Guess:
-    """As `--draft` guesses."""
+    """Guesses as `--draft` makes them."""
     lookup, known = Lookup(prompt), 0
 
     def guess(tokens: list[int], most: int) -> list[int]:
@@ -89,7 +89,7 @@ def repetitions(prompt: Sequence[int]) -> Guess:
 
 
 def of_layer(session: Session, sampler: Sampler) -> Guess:
-    """The token that comes, and what the model's draft layer guesses behind it."""
+    """The next token, and what the model's draft layer guesses after it."""
 
     def guess(tokens: list[int], most: int) -> list[int]:
         token = session.draw(sampler)
@@ -99,8 +99,8 @@ def of_layer(session: Session, sampler: Sampler) -> Guess:
 
 
 def as_good_as(right: Sequence[int], share: float, seed: int, layer: Chain | None = None) -> Guess:
-    """Each guess is the right token with this probability, else another one; layer: costs what this does, too. The
-    first, of the token that sampling gives, is then always right, as a layer begins behind it."""
+    """Each guess is the right token with this probability, else another one. layer: also run this one, for its cost.
+    The first guess, the token that sampling gives, is then always right, as a layer starts after it."""
     draw = random.Random(seed)
 
     def guess(tokens: list[int], most: int) -> list[int]:

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         values = 1
         for n in self.shape:
             values *= n
@@ -82,7 +82,7 @@ def write_tensor(file: BinaryIO, entry: Entry, random: np.random.Generator) -> N
     for first in range(0, values, CHUNK):
         n = min(CHUNK, values - first)
         if entry.dtype == "U8":
-            bits = random.integers(0, 256, n, np.uint8)  # in each field two coins: codes + 1 are 0, 1, 1, 2
+            bits = random.integers(0, 256, n, np.uint8)  # two random bits per field: codes + 1 are 0, 1, 1, 2
             file.write((bits & 0x55) + (bits >> 1 & 0x55))
         else:
             drawn = entry.mean + entry.spread * random.standard_normal(n, np.float32)

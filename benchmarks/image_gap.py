@@ -1,11 +1,11 @@
-"""Ternary models that look at images against the same in full precision: recall of captions, answers to questions.
+"""Ternary models with vision against the same in full precision: recall of captions, answers to questions.
 
     python benchmarks/image_gap.py --jobs 2       # three seeds of four models: an hour on two cores
     python benchmarks/image_gap.py --quick        # that it runs: seconds, and the figures mean nothing
 
-What `make vision` does, in steps. The pictures are those of `bitnet.data.drawn`; all that is measured is about pictures
-with combinations that no picture in training had. Twins are trained alike: data, order, steps, learning rates. Every
-run is one of `bitnet train`, kept in --runs; started again, the script goes on.
+The steps of `make vision`. The pictures are those of `bitnet.data.drawn`; models are evaluated on pictures with
+combinations that no training picture had. Twins are trained alike: data, order, steps, learning rates. Runs of `bitnet
+train` are kept in --runs; the script can be restarted to continue.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MEASURES = {"recall": "caption of a picture", "recall_back": "picture of a capti
 SMALL = {"siglip-tiny": ["dim=32", "n_layers=1", "n_heads=1", "n_kv_heads=1", "ffn_dim=64", "out_dim=32"]}
 SMALL["siglip-tiny"] += [f"vision.{option}" for option in SMALL["siglip-tiny"][:-1]]
 SMALL["paligemma-tiny"] = SMALL["siglip-tiny"][:5]
-VALIDATION = 0.02  # of the pictures: what is measured is held out besides
+VALIDATION = 0.02  # share of the pictures; the measured ones are held out in addition
 
 
 def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
-    """What the two models of a variant and a seed get right of what is held out; read, if it was measured before."""
+    """Accuracy of the two models of a variant and a seed on held-out data; read from disk if it was measured before."""
     outcome = args.runs / f"{variant}-seed{seed}.json"
     if outcome.exists():
         found: dict[str, float] = json.loads(outcome.read_text())
@@ -58,7 +58,7 @@ def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
 def train(
     args: argparse.Namespace, preset: str, variant: str, seed: int, folder: Path, data: Path, more: list[Any]
 ) -> None:
-    """A run, unless it is finished."""
+    """Make a run, unless it is finished."""
     steps = {"siglip-tiny": args.siglip_steps, "paligemma-tiny": args.paligemma_steps}[preset]
     saved = checkpoint.all_of(folder)
     if saved and saved[-1].name == f"step-{steps:06}":
@@ -67,20 +67,20 @@ def train(
     words += ["--threads", args.threads, "--steps", steps, "--validation", VALIDATION, "--keep", 1]
     words += ["--layers-every", 0, *more]
     for option in VARIANTS[variant] + (SMALL[preset] if args.quick else []):
-        if not (more and option.startswith("vision.")):  # whose stack is that of the other run
+        if not (more and option.startswith("vision.")):  # its stack comes from the other run
             words += ["--set", option]
     training_runs.bitnet(*map(str, words + (["--resume"] if saved else [])), until=args.until)
     print(f"{folder.name}: trained", file=sys.stderr)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each variant, of the seeds for which both were measured before the time was over; none of none."""
+    """A row for each variant, over the seeds for which both were measured in time; no rows if there is none."""
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
     pool = training_runs.ThreadPoolExecutor(args.jobs)
     waiting: dict[str, list[Any]] = {variant: [] for variant in VARIANTS}
-    for seed in range(args.seeds):  # twins side by side: what there is time for can be compared
+    for seed in range(args.seeds):  # twins together, so that the results there is time for can be compared
         for variant, runs in waiting.items():
             runs.append(pool.submit(one, args, variant, seed))
     twins = [

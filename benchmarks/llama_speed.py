@@ -1,10 +1,10 @@
-"""Speed of llama.cpp on one GGUF file, measured in this process. Runs in the interpreter that has
-llama-cpp-python, with nothing of this project:
+"""Speed of llama.cpp on one GGUF file, measured in this process. Runs in the interpreter that has llama-cpp-python,
+without this project:
 
     python llama_speed.py '{"path": "model.gguf", "threads": 2, "prompts": [128, 512], "gen": 64}'
 
-Prints one JSON object. The C functions are called directly, without sampling, so that a figure is
-the time of llama_decode alone. Defaults of llama.cpp: f16 cache, flash attention when it can.
+Prints one JSON object. The C functions are called directly, without sampling, so that a figure is the time of
+llama_decode alone. Defaults of llama.cpp: f16 cache, flash attention if possible.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import llama_cpp as api
 
-BATCH = 512  # tokens of a prompt in one llama_decode, which then computes the logits of the last
+BATCH = 512  # prompt tokens per llama_decode, which computes the logits of the last one
 
 
 class Llama:
-    """A model and one context."""
+    """A model with one context."""
 
     def __init__(self, path: str, threads: int, n_ctx: int) -> None:
         api.llama_backend_init()
@@ -67,11 +67,11 @@ class Llama:
 def measure(
     path: str, threads: int, prompts: Sequence[int], gen: int, logits: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Tokens a second. logits: {"tokens": [...], "to": PATH} also writes the logits after these tokens."""
+    """Tokens per second. logits: {"tokens": [...], "to": PATH} also writes the logits after these tokens."""
     llama = Llama(path, threads, max(*prompts, gen + 1))
     draw = random.Random(0)
     tokens = [draw.randrange(llama.vocab_size) for _ in range(max(*prompts, gen + 1))]
-    llama.feed(tokens[:8])  # every page of the weights is mapped, every buffer is there
+    llama.feed(tokens[:8])  # maps every page of the weights, allocates every buffer
     prefill = {}
     for n in prompts:
         llama.clear()

@@ -1,11 +1,11 @@
-r"""A second text for benchmarks/qat_gap.py: the prose of the manual pages that are installed, English without code.
+r"""A second text for benchmarks/qat_gap.py: the prose of installed manual pages, English without code.
 
     python benchmarks/manuals.py build/manuals
     python benchmarks/qat_gap.py --name manuals --data build/manuals --size 1m --models full ternary \
         --tokens 1000000 --jobs 2
 
-Left out: synopses, examples, tables, pages of mdoc and pages of little text. Of pages whose names begin with one
-word, as `git-rebase`, ten are taken: no program decides what the text is.
+Skipped: synopses, examples, tables, mdoc pages and pages with little text. Of pages whose names share their first word,
+such as `git-rebase`, ten are taken, so that no program dominates the text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-ALIKE, LEAST, MOST = 10, 1000, 8_000_000  # pages whose names begin alike; characters of a page, and of all
+ALIKE, LEAST, MOST = 10, 1000, 8_000_000  # pages per first word; least characters per page; most in all
 BREAKS = {".PP", ".P", ".LP", ".IP", ".TP", ".HP", ".sp", ".RS", ".RE"}
 FONTS = {".B", ".I", ".R", ".BR", ".BI", ".IR", ".IB", ".RB", ".RI", ".SM", ".SB"}
 WITHOUT = {".nf": ".fi", ".EX": ".EE", ".TS": ".TE", ".de": "..", ".ie": "", ".el": "", ".if": ""}
-"""What is left out: to which line; "": that line alone."""
+"""Start of what is skipped: the line that ends it; "": only this line."""
 MARKS = {"\\-": "-", "\\&": "", "\\e": "\\", "\\ ": " ", "\\~": " ", "\\(aq": "'", "\\*(Aq": "'", "\\(dq": '"',
          "\\(cq": "'", "\\(oq": "'", "\\(lq": '"', "\\(rq": '"', "\\(em": "-", "\\(en": "-", "\\(bu": "-"}  # fmt: skip
 ESCAPED = re.compile(r"\\(f\[.*?\]|f\(..|f.|\*?\[.*?\]|\*?\(..|s[-+]?\d|\*?.)?")
 
 
 def prose(page: str) -> str:
-    """The paragraphs of a page of `man` macros, each in a line."""
+    """The paragraphs of a page of `man` macros, one per line."""
     paragraphs: list[list[str]] = [[]]
     until, synopsis = "", False
     for line in page.splitlines():
@@ -56,7 +56,7 @@ def plain(line: str) -> str:
 
 
 def chosen(folder: Path) -> list[Path]:
-    """Pages of sections 1 to 8 by a hash of their names, and of those that begin alike the first."""
+    """Pages of sections 1 to 8, ordered by a hash of their names, and the first of those that begin alike."""
     families: dict[str, list[Path]] = defaultdict(list)
     for file in folder.glob("man[1-8]/*.gz"):
         families[re.split(r"[-_.:]", file.name.lower())[0]].append(file)

@@ -1,4 +1,4 @@
-"""An n-gram model of ids, with interpolated Kneser-Ney smoothing: what counting alone learns from a text."""
+"""An n-gram model of token ids, with interpolated Kneser-Ney smoothing: what counting alone learns from a text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Ids = NDArray[Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """Of the n-grams of one length. A key is its ids as digits, the last one lowest."""
+    """Counts of the n-grams of one length. A key has its ids as digits, the last one lowest."""
 
     keys: Ids  # sorted
     counts: Ids
     contexts: Ids  # sorted: the keys without the last id
-    totals: Ids  # of their counts
-    kinds: Ids  # of ids that follow them
+    totals: Ids  # sums of their counts
+    kinds: Ids  # numbers of distinct ids that follow them
 
     @classmethod
     def of(cls, keys: Ids, counts: Ids, base: int) -> Self:
@@ -32,7 +32,7 @@ class Counts:
         return once / (once + 2 * twice) if once else 0.5
 
     def probabilities(self, keys: Ids, shorter: Ids, base: int) -> Ids:
-        """Of n-grams, given what the model of n-grams that are shorter by one says."""
+        """Probabilities of n-grams, given those of the model of shorter n-grams."""
         _, counts = _found(self.keys, keys, self.counts)
         known, totals, kinds = _found(self.contexts, keys // base, self.totals, self.kinds)
         most = np.maximum(counts - self.discount, 0) + self.discount * kinds * shorter
@@ -40,7 +40,7 @@ class Counts:
 
 
 def _found(table: Ids, keys: Ids, *values: Ids) -> list[Ids]:
-    """Whether each key is in a sorted table, and the values at its place, 0 where it is not."""
+    """Whether each key is in a sorted table, and the values at its place, 0 if it is not."""
     places = np.minimum(np.searchsorted(table, keys), len(table) - 1)
     known = table[places] == keys
     return [known, *(np.where(known, value[places], 0) for value in values)]
@@ -55,11 +55,11 @@ class NGrams:
         keys, counts = np.unique(_keys(ids, order, base), return_counts=True)
         for n in range(order, 0, -1):
             self.orders.insert(0, Counts.of(keys, counts, base))
-            if n > 1:  # shorter ones count what stands before them, not how often
+            if n > 1:  # shorter ones count distinct preceding ids, not occurrences
                 keys, counts = np.unique(keys % base ** (n - 1), return_counts=True)
 
     def probabilities(self, ids: Ids) -> Ids:
-        """Of each id after those before it."""
+        """Probability of each id given those before it."""
         found = np.full(len(ids), 1 / self.base)
         for n, counts in enumerate(self.orders, 1):
             found[n - 1 :] = counts.probabilities(_keys(ids, n, self.base), found[n - 1 :], self.base)

@@ -1,4 +1,4 @@
-"""What half an hour of `bitnet train` on a folder of code is worth, beside compressors and counting.
+"""What half an hour of `bitnet train` on a folder of code achieves, compared with compressors and n-grams.
 
     python benchmarks/own_code.py --text build/own-code    # the text: installed Python sources, by project
     bitnet train --data build/own-code/code --fim 0.5 --minutes 30 --compile --out build/own-code/run
@@ -6,8 +6,8 @@
     python benchmarks/own_code.py --text build/own-code --models half-an-hour=build/own-code/model.bitnet \\
         demo=build/demo/model.bitnet
 
-Everything is measured on projects that no run has seen. The n-gram models learn from what the runs learn from,
-gzip and xz from the measured text alone. Completions are those of the first places that a seed draws.
+Everything is measured on projects that no run has seen. The n-gram models learn from the same text as the runs, gzip
+and xz only from the measured text. Completions are at the first places drawn by a seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ngrams import Ids, NGrams
 from bitnet_runtime import Model
 
 ORDER = 5
-PLACES, BEFORE, TOKENS = 3, 400, 48  # completions; characters before one; tokens of one
+PLACES, BEFORE, TOKENS = 3, 400, 48  # completions; characters before each; tokens of each
 
 
 def make_text(folder: Path, megabytes: float) -> None:
@@ -49,13 +49,13 @@ def texts(folder: Path) -> list[str]:
 
 
 def compressed(raw: bytes) -> dict[str, float]:
-    """Bits a byte of what has learnt nothing before."""
+    """Bits per byte of compressors without prior training."""
     packed = {"gzip -9": gzip.compress(raw, 9), "xz -9e": lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)}
     return {name: 8 * len(each) / len(raw) for name, each in packed.items()}
 
 
 def counted(code: list[str], held_out: list[str], model: Model) -> dict[str, float]:
-    """Bits a byte of n-gram models: of bytes, and of the model's tokens. Something stands before every document."""
+    """Bits per byte of n-gram models over bytes and over the model's tokens. Every document has a start symbol."""
     n_bytes = sum(len(text.encode()) for text in held_out)
     ways: dict[str, tuple[Callable[[str], Ids], int]] = {
         f"{ORDER}-grams of bytes": (lambda text: np.frombuffer(b"\0" + text.encode(), np.uint8), 256),
@@ -70,8 +70,8 @@ def counted(code: list[str], held_out: list[str], model: Model) -> dict[str, flo
 
 
 def completions(model: Model, held_out: list[str]) -> list[dict[str, str]]:
-    """What the model writes at the ends of lines that seed 0 draws, greedily, and what stood there. A prompt stops
-    before the newline: with the spaces that follow it that is one token, which could not be written any more."""
+    """Greedy completions at line ends drawn by seed 0, and the original text. A prompt stops before the newline, which
+    forms one token with the spaces after it and could not be generated otherwise."""
     draw, found = random.Random(0), []
     while len(found) < PLACES:
         text = draw.choice(held_out)

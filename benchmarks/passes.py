@@ -1,13 +1,14 @@
-"""Experts, encoders and images on random weights, held against the machine's limits, looked at after each pass.
+"""Experts, encoders and images on random weights, compared with the machine's limits, which are measured after each
+pass.
 
     python benchmarks/passes.py                       # about 8 minutes on two cores, 4 GB of disk
 
-`passes.c` measures. A share is that of one pass, by the limit right behind it; of shares and speeds the median is
-given, and the quartiles. Decode is one text from an empty context on, 256 tokens long at most; embed is texts of 128
-tokens, together; answer is the time to the first token behind an image and a prompt, all of which the prefix is.
+`passes.c` measures. A share is of one pass, relative to the limit measured right after it; for shares and speeds the
+median and the quartiles are given. Decode: one text from an empty context, at most 256 tokens long; embed: texts of 128
+tokens, together; answer: the time to the first token after an image and a prompt, which together form the prefix.
 
-Counted are the multiply-adds with ternary weights and no others: not those of attention, and not those of what is
-float, which is a few percent of an image: its patches and the projector.
+Only multiply-adds with ternary weights are counted: not those of attention, and not those with float weights, a few
+percent for an image: its patches and the projector.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bitnet_export import random_model
 from bitnet_runtime import default_threads
 from bitnet_runtime.shape import KV_TYPES
 
-# What is measured of each shape: tokens of a pass, or texts. A pass should take milliseconds if it can.
+# What is measured for each shape: tokens or texts per pass. A pass should take milliseconds if possible.
 PASSES: dict[str, dict[str, int]] = {
     "thinker-moe": {"decode": 20, "prefill": 512},
     "experts-2b": {"decode": 1, "prefill": 512},
@@ -35,7 +36,7 @@ PASSES: dict[str, dict[str, int]] = {
     "so400m-14": {"images": 2},
     "paligemma-3b": {"answer": 16, "decode": 1},
 }
-CONTEXT, TEXT = 256, 128  # of decode and embed; those of passes.c
+CONTEXT, TEXT = 256, 128  # of decode and embed, as in passes.c
 LIMIT = {"decode": "read bandwidth"} | dict.fromkeys(("prefill", "embed", "images", "answer"), "int8 peak")
 
 
@@ -50,12 +51,12 @@ def program() -> Path:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The first, the median, the third."""
+    """The first quartile, the median, the third quartile."""
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
 
 
 def summary(printed: str, kind: str, count: int, kv_type: str) -> dict[str, Any]:
-    """Of what passes.c printed."""
+    """Summary of what passes.c printed."""
     head, *lines = printed.splitlines()
     isa, *numbers = head.split()
     threads, weights, read, macs, cache, of_image, image_macs = map(int, numbers)

@@ -2,10 +2,10 @@
 
     python benchmarks/peers.py --llama-bench PATH --model FILE.gguf --name ik_llama.cpp --option=-rtr --option=1
 
-llama-bench is the program of that name that llama.cpp, ik_llama.cpp and others build; nothing of theirs is
-needed here. --model is a GGUF of the shape, made with their tools. Ours is --packed, or has random weights:
-the time does not depend on them. Prefill and decode are measured A B A B, each engine in a process of its
-own, with the limits of the machine in between.
+llama-bench is the program of that name built by llama.cpp, ik_llama.cpp and others; nothing else of theirs is needed.
+--model is a GGUF of the shape, made with their tools. Our model is --packed, or has random weights: the time does not
+depend on them. Prefill and decode are measured A B A B, each engine in its own process, with the limits of the machine
+measured in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitnet_runtime import Model
 
 
 def run_peer(args: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """One run of llama-bench: tokens a second, and what it says of itself and the model."""
+    """One run of llama-bench: tokens per second, and what it reports about itself and the model."""
     prompts = ",".join(map(str, args.prompt))
     command = [args.llama_bench, "-m", args.model, "-t", threads, "-p", prompts, "-n", args.gen, "-r", 1, "-o", "json"]
     done = subprocess.run([*map(str, command), *args.option], capture_output=True, text=True)
@@ -38,7 +38,7 @@ def run_peer(args: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def read_peer(text: str, prompts: list[int], gen: int) -> dict[str, Any]:
-    """What `llama-bench -o json` prints; some builds say something before it."""
+    """What `llama-bench -o json` prints; some builds print something before it."""
     begin = 0 if text.startswith("[") else text.find("\n[") + 1
     try:
         tests = json.loads(text[begin:])
@@ -60,16 +60,16 @@ def read_peer(text: str, prompts: list[int], gen: int) -> dict[str, Any]:
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that goes into the JSON file, except its origin."""
     with Model.load(path, verify=False) as model:
-        info, cache = model.info, model.kv_bytes(args.gen // 2)  # on average, read for each decoded token
+        info, cache = model.info, model.kv_bytes(args.gen // 2)  # read on average for each decoded token
     ours = info.ternary_weights + info.vocab_size * info.dim
-    theirs = run_peer(args, args.threads[-1])  # brings their file into the page cache, and is not counted
+    theirs = run_peer(args, args.threads[-1])  # loads their file into the page cache, not counted
     if not 0.8 < theirs["parameters"] / ours < 1.25:
         raise RuntimeError(
             f"{args.model.name} has {theirs['parameters']:,} parameters, expected about {ours:,}, as ours has: "
             "name the shape with --shape, or the packed file with --packed"
         )
     runs = take_turns(path, args.name, lambda threads: run_peer(args, threads), args)
-    # Some count a table twice that is embedding and head.
+    # Some count a tied embedding twice.
     model_bytes = min(theirs["model_bytes"], args.model.stat().st_size)
     read = {OURS: info.bytes_per_token + cache, args.name: model_bytes + cache}
     return {
@@ -123,7 +123,7 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
 def main(line: list[str] | None = None) -> None:
     args = arguments(line)
     ours = f"--packed {args.packed.name}" if args.packed else f"--shape {args.shape}"
-    origin = report.origin(  # without the folders of this machine
+    origin = report.origin(  # without the paths of this machine
         f"python benchmarks/peers.py --llama-bench {args.llama_bench.name} --model {args.model.name} "
         f"--name {args.name} {''.join(f'--option={option} ' for option in args.option)}{ours} "
         f"--threads {' '.join(map(str, args.threads))} --prompt {' '.join(map(str, args.prompt))} "

@@ -1,5 +1,5 @@
-r"""How far a ternary model is from full precision: same data, same tokens, same architecture, same
-recipe, each with its own best learning rate.
+r"""The gap between a ternary model and full precision: same data, same tokens, same architecture, same recipe, each
+with its own best learning rate.
 
     python benchmarks/qat_gap.py --jobs 2            # 1 and 3 million parameters: hours on two cores
     python benchmarks/manuals.py build/manuals       # another text, and the gap there: a quarter of an hour
@@ -7,8 +7,8 @@ recipe, each with its own best learning rate.
         --tokens 1000000 --jobs 2
     python benchmarks/qat_gap.py --quick             # that it runs: seconds, and the figures mean nothing
 
-Beside the two: ternary at 1.5 times the width, and full precision (fp16) in the bytes that the ternary
-model takes. Every run is one of `bitnet train`, kept in --runs; started again, the script goes on.
+In addition: ternary at 1.5 times the width, and full precision (fp16) with as many bytes as the ternary model. Runs of
+`bitnet train` are kept in --runs; the script can be restarted to continue.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES: dict[str, ModelConfig] = {
     ),
 }  # fmt: skip
 TOKENS = {"1m": 2_000_000, "3m": 2_000_000, "10m": 10_000_000, "quick": 512}
-RATES = {"1m": 8e-3, "3m": 4e-3, "10m": 4e-3, "quick": 8e-3}  # where the search begins
+RATES = {"1m": 8e-3, "3m": 4e-3, "10m": 4e-3, "quick": 8e-3}  # start of the search
 NAMES = {
     "full": "full precision", "ternary": "ternary", "wide": "ternary, width × 1.5",
     "bytes": "full precision, same bytes",
@@ -51,7 +51,7 @@ COLORS = {"full": "#9aa7b4", "ternary": "#1f4e79", "wide": "#4f8fc0", "bytes": "
 
 
 def model_bytes(config: ModelConfig) -> int:
-    """2 bits a ternary weight and 1 byte for each number in a table, or 2 bytes for every number."""
+    """2 bits per ternary weight and 1 byte per number in a table, or 2 bytes per number."""
     table = config.vocab_size * config.dim
     if config.ternary:
         return config.ternary_weights // 4 + table
@@ -59,7 +59,7 @@ def model_bytes(config: ModelConfig) -> int:
 
 
 def scaled(config: ModelConfig, dim: int) -> ModelConfig:
-    """The model at another width, heads as wide as they were where that divides, else in the same number."""
+    """The model at another width, with the same head size if it divides the width, else with as many heads."""
     factor = dim / config.dim
     heads = max(1, round(config.n_heads * factor))
     groups = max(1, round(config.n_kv_heads * factor))
@@ -82,7 +82,7 @@ def variants(config: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each variant of a size."""
+    """A row for each variant at one size."""
     config, tokens = SIZES[size], args.tokens or TOKENS[size]
     batch = 4 if args.quick else 8
     steps = -(-tokens // (batch * config.max_context))
@@ -122,7 +122,8 @@ def average(curves: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
 
 
 def exported(outcome: Outcome) -> dict[str, Any]:
-    """What `bitnet export` says of a run: bytes of the file, and how far the engine's loss is from torch's."""
+    """What `bitnet export` reports for a run: bytes of the file, and the difference between the engine's loss and
+    torch's."""
     file = outcome.folder / "model.bitnet"
     found = training_runs.bitnet("export", str(outcome.folder), str(file), "--json")
     text, head = found["long"], found["head"]
@@ -154,7 +155,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """The loss against tokens, and at the end against the bytes of the model."""
+    """Plot the loss against tokens, and the final loss against the bytes of the model."""
     plt = report.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2), layout="constrained")
     for row in results["rows"]:

@@ -1,13 +1,13 @@
-"""The best learning rate by size: `--preset`, with its batch and as many tokens a parameter, some rates, one seed.
+"""The best learning rate by size: `--preset`, with its batch and tokens per parameter, several rates, one seed.
 
     python benchmarks/rates.py --data build/sources --jobs 2    # 1 million parameters, five rates: an hour on two cores
     python benchmarks/rates.py --sizes 1m 3m 10m --tokens-per-parameter 20    # days on a CPU
     python benchmarks/rates.py --quick                          # that it runs: seconds, and the figures mean nothing
 
-Runs have their preset's length, as the best rate depends on it: after 600,000 tokens in steps of 2,048 that of `1m`
-was 0.0135, after 21 million at most 0.004 (docs/precision.md). The best one is where a parabola through the losses
-over the logarithm of the rate is lowest, drawn through the lowest loss and its two neighbours. Runs are
-kept in --runs; started again, the script goes on.
+Runs have their preset's length, as the best rate depends on it: after 600,000 tokens in steps of 2,048 that of `1m` was
+0.0135, after 21 million at most 0.004 (docs/precision.md). The best rate is the minimum of a parabola through the
+lowest loss and its two neighbours, over the logarithm of the rate. Runs are kept in --runs; the script can be restarted
+to continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RATES = [2e-3, 4e-3, 8e-3, 16e-3, 32e-3]
 
 @dataclass(frozen=True)
 class Preset:
-    """What a size is trained with."""
+    """Training options of a size."""
 
     config: ModelConfig
     batch: int
@@ -44,12 +44,12 @@ class Preset:
         return cls(model_of(SIZES[size]), training["batch"], training["batch_tokens"], training["lr"])
 
     def steps(self, each: float) -> int:
-        """each: tokens a parameter."""
+        """each: tokens per parameter."""
         return max(1, round(each * qat_gap.parameters(self.config) / self.batch_tokens))
 
 
 def best(losses: dict[float, float]) -> float | None:
-    """The rate at which losses are lowest, between those that were tried; None: the lowest one is the first or last."""
+    """The rate with the lowest loss, interpolated between those tried; None: the lowest one is the first or last."""
     rates = sorted(losses)
     i = min(range(len(rates)), key=lambda i: losses[rates[i]])
     if i in (0, len(rates) - 1):
@@ -102,7 +102,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Any, results: dict[str, Any]) -> None:
-    """A line for each size: how much worse each rate is than the best one."""
+    """Plot a line for each size: how much worse each rate is than the best one."""
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for row in results["rows"]:

@@ -1,13 +1,13 @@
-"""What each choice of the training recipe is worth: one change at a time against the defaults, ternary,
-one million parameters, equal tokens.
+"""The effect of each choice in the training recipe: one change at a time against the defaults, ternary, one million
+parameters, equal tokens.
 
     python benchmarks/recipe.py --jobs 2             # 18 runs: an hour on two cores
     python benchmarks/recipe.py --only clip --jobs 2 # one of them, with as many seeds: ten minutes
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
 
-The deviation between seeds of the defaults says which differences mean something. Runs are kept in
---runs; started again, the script goes on.
+The deviation between seeds of the defaults shows which differences are significant. Runs are kept in --runs; the script
+can be restarted to continue.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ WHEN: dict[str, float] = {
     "from the first step": 0, "over 10 %": 0.1, "over 30 %": 0.3, "over 50 %": 0.5, "over 70 %": 0.7,
     "over 350,000 tokens": 350_000,
 }  # fmt: skip
-"""In what part of a run the quantizers come in: a share of it, or tokens."""
+"""The part of a run over which the quantizers are phased in: a share of it, or tokens."""
 LENGTHS = [500_000, 2_000_000, 8_000_000]
 
 
 def run_of(
     change: dict[str, Any], seed: int, config: ModelConfig, tokens: int, keep: int = 1
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    """Model and options of a run with one change, of which so many checkpoints are kept."""
+    """Model and options of a run with one change, which keeps `keep` checkpoints."""
     batch = int(BATCH * change.get("batch", 1))
     steps = tokens // (batch * config.max_context)
     options = {key: value for key, value in change.items() if key != "model"}
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_when(args: argparse.Namespace) -> dict[str, Any]:
-    """The loss of each way for the quantizers to come in, at each length."""
+    """The loss for each way of phasing in the quantizers, at each length."""
     config = SIZES["quick" if args.quick else "1m"]
     ways = dict(list(WHEN.items())[:2]) if args.quick else WHEN
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
@@ -105,7 +105,7 @@ def measure_when(args: argparse.Namespace) -> dict[str, Any]:
     keys = [
         (way, tokens, seed)
         for tokens in args.tokens for way in ways for seed in range(args.seeds)
-        if ways[way] < tokens  # else it ends before its weights are ternary
+        if ways[way] < tokens  # otherwise it ends before its weights are ternary
     ]  # fmt: skip
     wanted = {
         f"when {way}, {tokens:,} tokens, seed {seed}": run_of({"quantize-warmup": ways[way]}, seed, config, tokens)
@@ -136,7 +136,7 @@ def markdown_when(results: dict[str, Any]) -> str:
 
 
 def draw_when(file: Path, results: dict[str, Any]) -> None:
-    """A line for each length: how much worse each way is than the best one."""
+    """Plot a line for each length: how much worse each way is than the best one."""
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     for i, tokens in enumerate(results["lengths"]):
@@ -161,7 +161,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """A bar for each change, and a band as wide as two deviations between seeds to either side."""
+    """Plot a bar for each change, and a band of two deviations between seeds on either side."""
     plt = report.pyplot()
     rows = results["rows"][::-1]
     figure, axis = plt.subplots(figsize=(8, 2 + 0.3 * len(rows)), layout="constrained")

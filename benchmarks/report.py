@@ -1,5 +1,5 @@
-"""What every benchmark writes: figures as JSON, a table in Markdown, a chart as PNG, with the machine,
-the commit and the command they come from."""
+"""The output of every benchmark: figures as JSON, a table in Markdown, a chart as PNG, with the machine, the commit and
+the command that produced them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Panel(NamedTuple):
     labels: Sequence[str]
     series: Mapping[str, Sequence[float]]
     limit: Sequence[float] | None = None  # a line above each group: what the machine allows
-    unit: str = ""  # of the numbers on the bars
+    unit: str = ""  # unit of the numbers on the bars
 
 
 def origin(command: str) -> dict[str, Any]:
-    """Where figures come from. `command` is what reproduces them, run in the root of the repository."""
+    """The origin of figures. `command` reproduces them when run in the root of the repository."""
     return {
         "command": command,
         "commit": commit(),
@@ -46,7 +46,7 @@ def origin(command: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit, with a + when tracked files differ from it."""
+    """The commit, with a + if tracked files differ from it."""
     try:
         git = ["git", "-C", str(ROOT)]
         commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
@@ -63,9 +63,9 @@ def write(
     text: str,
     picture: Sequence[Panel] | Callable[[Path], None] | None,
 ) -> None:
-    """NAME.json, NAME.md and NAME.png in a folder. results["origin"] is what `origin` returned.
+    """Write NAME.json, NAME.md and NAME.png to a folder. results["origin"] is what `origin` returned.
 
-    picture: panels of a bar chart, or what draws another into a file; None: there is none.
+    picture: panels of a bar chart, or a function that draws another chart to a file; None: no picture.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shown = "" if picture is None else f"\n![{name}]({name}.png)\n"
@@ -92,7 +92,7 @@ def _footer(origin: Mapping[str, Any]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; columns of numbers to the right. Floats come with three digits or more."""
+    """A Markdown table; columns of numbers are right-aligned. Floats have three digits or more."""
     cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
     text = [column for column in range(len(head)) if any(isinstance(row[column], str) for row in rows)]
     rule = ["---" if column in text else "---:" for column in range(len(head))]
@@ -100,12 +100,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and every digit before the point."""
+    """Three significant digits, and all digits before the decimal point."""
     return str(value) if isinstance(value, int) else f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f}"
 
 
 def pyplot() -> Any:
-    """matplotlib for files, without a screen; imported when something is drawn."""
+    """matplotlib for files, without a display; imported when something is drawn."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -115,7 +115,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure, each of its axes without a frame above and to the right, and forget it."""
+    """Write a figure, without the top and right frame of its axes, and close it."""
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

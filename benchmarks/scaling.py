@@ -1,14 +1,14 @@
-"""Ternary against full precision by size and length: 1, 3 and 10 million parameters at 20 tokens a parameter and at
-others, each arm at its own best learning rate, several seeds, on projects of which no run has seen anything.
+"""Ternary against full precision by size and length: 1, 3 and 10 million parameters at 20 tokens per parameter and
+other lengths, each arm at its own best learning rate, several seeds, evaluated on projects that no run has seen.
 
     python benchmarks/sources.py --out build/sources             # the text: minutes
     python benchmarks/scaling.py --jobs 6 --minutes 9            # as far as nine minutes go; again, to go on
     python benchmarks/scaling.py --minutes 0                     # the page of the runs that are finished
     python benchmarks/scaling.py --quick                         # that it runs; the figures mean nothing
 
-Runs are ordinary ones of `bitnet train`, kept in --runs. The most telling are made first, and no run is begun
-that would not end in time. Of a finished one, log.jsonl and outcome.json are enough, so that several machines can
-share the work: put the folders together. benchmarks/scaling_plan.py has the sizes and the order.
+Runs are ordinary ones of `bitnet train`, kept in --runs. The most informative are made first, and no run is started
+that would not finish in time. Only log.jsonl and outcome.json of finished runs are needed, so several machines can
+share the work: merge their folders. benchmarks/scaling_plan.py has the sizes and the order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scaling_runs import Study
 
 
 def overview() -> str:
-    """Runs and FLOPs of the plan, if every search ends with the three rates that it begins with."""
+    """Runs and FLOPs of the plan, if every search ends with its first three rates."""
     most: dict[str, Cell] = {}
     for cell in FULL_PLAN:
         most[cell.name] = cell
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     common = {"compile": True} if args.compile else {}
     until = time.monotonic() + 60 * args.minutes if args.minutes is not None else float("inf")
     study = Study(args.runs.resolve(), args.text.resolve(), args.jobs, common, until)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: runs save, and end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: runs save and end
     study.carry_out(plan)
     outcomes = study.outcomes()
     if not outcomes:

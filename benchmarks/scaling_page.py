@@ -1,4 +1,4 @@
-"""The page and the picture of benchmarks/scaling.py."""
+"""The page and the chart of benchmarks/scaling.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLISHED = (
     ("ParetoQ 125M", "+0.28", "", "fine-tuned from full precision, weights alone, a scale for each row; WikiText"),
     ("BitNet 700M", "+0.043", "143", "weights and activations, AdamW; its baseline's rate is disputed by TriLM"),
 )
-"""Nats per token of tokenizers with 32,000 tokens or more; tokens a parameter; what else differs."""
+"""Nats per token with tokenizers of 32,000 tokens or more; tokens per parameter; other differences."""
 
 
 def plus_minus(value: float, half: float | None, sign: str = "") -> str:
@@ -98,7 +98,7 @@ Place = Callable[[dict[str, Any]], float]
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """The loss against tokens, parameters, FLOPs and bytes; the gap against parameters; the rates."""
+    """Plot the loss against tokens, parameters, FLOPs and bytes; the gap against parameters; the rates."""
     plt = report.pyplot()
     figure, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
     lengths = sorted({row["each"] for row in results["rows"]})
@@ -108,7 +108,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
         "FLOPs": lambda row: float(row["flops"]), "bytes of the model": lambda row: float(row["bytes"]),
     }  # fmt: skip
     for axis, (label, place) in zip(axes.flat, places.items(), strict=False):
-        joined = "size" if label == "tokens" else "each"  # points of one line
+        joined = "size" if label == "tokens" else "each"  # key of the points of one line
         for arm in ARMS:
             mine = [row for row in results["rows"] if row["arm"] == arm]
             for key in dict.fromkeys(row[joined] for row in mine):
@@ -134,7 +134,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 
 
 def _rates(axis: Any, results: dict[str, Any], line: dict[float, str]) -> None:
-    """How much more each rate loses than the best of its cell and arm."""
+    """Plot how much worse each rate is than the best of its cell and arm."""
     for row in results["rows"]:
         rates, losses = zip(*row["tried"], strict=True)
         over = [loss - min(losses) for loss in losses]

@@ -1,4 +1,4 @@
-"""Which runs benchmarks/scaling.py makes, and in which order: a function of those that are finished."""
+"""Which runs benchmarks/scaling.py makes, and in which order: a function of the finished ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from qat_gap import FULL, model_bytes, parameters
 
 from bitnet.config import ModelConfig
 
-VOCABULARY = 2048  # one for all sizes, so that a nat is the same everywhere
+VOCABULARY = 2048  # the same for all sizes, so that nats are comparable
 CONTEXT = 256
 ARMS = ("full", "ternary")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of the family: heads of 64, a third as many of keys and values, FFNs of 2.75 times the width."""
+    """A model of the family: heads of size 64, a third as many KV heads, FFNs of 2.75 times the width."""
 
     config: ModelConfig
-    sequences: int  # of an optimizer step
-    rates: dict[str, float]  # by arm, where the search begins
+    sequences: int  # per optimizer step
+    rates: dict[str, float]  # start of the search, by arm
 
     @classmethod
     def of(cls, heads: int, layers: int, sequences: int, full: float, ternary: float) -> Self:
@@ -33,7 +33,7 @@ class Size:
 
     @property
     def table(self) -> int:
-        """Numbers in the embedding, which is the head, too."""
+        """Parameters of the embedding, which is also the head."""
         return self.config.vocab_size * self.config.dim
 
     @property
@@ -63,19 +63,19 @@ SIZES = {
         ), 8, {"full": 8e-3, "ternary": 8e-3},
     ),
 }  # fmt: skip
-"""Batches grow with the size: a step takes a millisecond more or less whatever it holds as long as it is small, and
-some 2,400 to 6,400 steps at 20 tokens a parameter are enough that fewer tokens a step would gain little."""
+"""Batches grow with the size: small steps take about the same time whatever their batch, and with some 2,400 to 6,400
+steps at 20 tokens per parameter, fewer tokens per step would gain little."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A size at a length, both arms."""
+    """A size at one training length, both arms."""
 
     size: str
-    each: float  # tokens a parameter
+    each: float  # tokens per parameter
     seeds: int
-    search: bool = True  # until the best rate beats half and twice itself; else only one, that of `rate_of`
-    rate_of: str = ""  # the size whose best rate at 20 tokens a parameter the search begins with; "": SIZES says it
+    search: bool = True  # until the best rate beats half and twice itself; else only the rate of `rate_of`
+    rate_of: str = ""  # start from this size's best rate at 20 tokens per parameter; "": from that in SIZES
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Of the products with weights in a run, forward and backward; those of attention come on top."""
+        """FLOPs of the products with weights in a run, forward and backward; without those of attention."""
         return 6.0 * SIZES[self.size].parameters * self.tokens
 
 
@@ -114,14 +114,14 @@ FULL_PLAN = (
     Cell("300k", 5, 3, rate_of="300k"),
     Cell("30m", 10, 1, search=False),
 )
-"""The most telling first, at rates that were best at 1 and 3 million parameters. A cell may come again with more seeds
+"""The most informative first, at rates that were best at 1 and 3 million parameters. A cell may recur with more seeds
 or a search."""
 QUICK_PLAN = (Cell("quick", 0.05, 2), Cell("quick", 0.1, 1, search=False))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run."""
+    """A planned run."""
 
     cell: Cell
     arm: str
@@ -143,7 +143,7 @@ class Planned:
 
 
 Losses = Mapping[str, float]
-"""Of finished runs, by name, on the text for choosing rates."""
+"""Losses of finished runs by name, on the text for choosing rates."""
 
 
 def rates_tried(cell: Cell, arm: str, losses: Losses) -> dict[float, float]:
@@ -167,7 +167,7 @@ def is_bracketed(tried: Mapping[float, float]) -> bool:
 
 
 def start_of(cell: Cell, arm: str, losses: Losses) -> float | None:
-    """The rate with which the search begins; None: it is that of another size, which is not known yet."""
+    """The rate at which the search starts; None: it is that of another size, which is not known yet."""
     if not cell.rate_of:
         return SIZES[cell.size].rates[arm]
     other = Cell(cell.rate_of, 20, 1)
@@ -176,7 +176,7 @@ def start_of(cell: Cell, arm: str, losses: Losses) -> float | None:
 
 
 def rates_missing(cell: Cell, arm: str, losses: Losses) -> list[float] | None:
-    """Rates to try with seed 0; none: the best one is known; None: what the search begins with is not."""
+    """Rates to try with seed 0; empty: the best one is known; None: the start of the search is not known."""
     start, tried = start_of(cell, arm, losses), rates_tried(cell, arm, losses)
     if start is None:
         return None
@@ -190,7 +190,7 @@ def rates_missing(cell: Cell, arm: str, losses: Losses) -> list[float] | None:
 
 
 def wanted(plan: Sequence[Cell], losses: Losses) -> Iterator[Planned]:
-    """Runs to make next, the most telling first."""
+    """Runs to make next, the most informative first."""
     for cell in plan:
         missing = {arm: rates_missing(cell, arm, losses) for arm in ARMS}
         for arm in ARMS:

@@ -1,4 +1,4 @@
-"""What finished runs of benchmarks/scaling.py say together: losses, gaps with intervals, a fit of them."""
+"""Results of the finished runs of benchmarks/scaling.py: losses, gaps with intervals, a fit of the gaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half the width of its 95 % interval; None of a single value."""
+    """Mean, and half the width of its 95 % interval; None for a single value."""
     n = len(values)
     if n == 1:
         return values[0], None
@@ -27,13 +27,13 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def cells_of(outcomes: Outcomes) -> list[Cell]:
-    """Those of which anything is finished, by size and length."""
+    """Cells with any finished run, by size and length."""
     known = {(outcome["size"], outcome["each"]) for outcome in outcomes.values()}
     return [Cell(size, each, 1) for each in sorted({e for _, e in known}) for size in SIZES if (size, each) in known]
 
 
 def rows(outcomes: Outcomes) -> list[Row]:
-    """One for each cell and arm: the seeds at its best rate, chosen on one text and measured on another."""
+    """One row for each cell and arm: the seeds at its best rate, chosen on one text and measured on another."""
     losses = {name: outcome["selection"]["nats_per_token"] for name, outcome in outcomes.items()}
     found = []
     for cell in cells_of(outcomes):
@@ -59,7 +59,7 @@ def rows(outcomes: Outcomes) -> list[Row]:
 
 
 def gaps(found: Sequence[Row]) -> list[Row]:
-    """One for each cell with both arms: how much more the ternary models lose, seed by seed."""
+    """One row for each cell with both arms: how much higher the loss of the ternary models is, seed by seed."""
     arms = {(row["size"], row["each"], row["arm"]): row for row in found}
     result = []
     for (size, each, arm), full in arms.items():
@@ -78,8 +78,8 @@ def gaps(found: Sequence[Row]) -> list[Row]:
 
 
 def multiplier(ternary: Row, full: Sequence[Row]) -> float | None:
-    """How many times the parameters of a full-precision model of the same loss a ternary one has, at the same tokens a
-    parameter. Between two sizes the loss is taken as linear in the logarithm; None: it would lie beyond them."""
+    """The ratio of a ternary model's parameters to those of a full-precision model with the same loss, at the same
+    tokens per parameter. Between sizes the loss is linear in the logarithm; None: it would be outside."""
     points = sorted((row["loss"], math.log(row["parameters"])) for row in full)
     if not points or not points[0][0] <= ternary["loss"] <= points[-1][0]:
         return None
@@ -88,9 +88,9 @@ def multiplier(ternary: Row, full: Sequence[Row]) -> float | None:
 
 
 def fit(found: Sequence[Row], name: str) -> Row | None:
-    """gap = c · N^-a · D^-b by least squares of logarithms, on all sizes but the largest, which it predicts.
+    """gap = c · N^-a · D^-b by least squares of logarithms, on all sizes but the largest, which is predicted.
 
-    name: of N, "parameters" or "body". None: fewer than four cells to fit, none to predict, or a gap that has no
+    name: which N, "parameters" or "body". None: fewer than four cells to fit, none to predict, or a gap without a
     logarithm.
     """
     largest = max((row["parameters"] for row in found), default=0)

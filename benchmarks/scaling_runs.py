@@ -1,6 +1,6 @@
-"""Carries out runs of benchmarks/scaling.py: processes of `bitnet train`, some at a time, until all are made or time
-is over. A run that is stopped saves and is gone on with; one that is finished leaves outcome.json in its folder,
-which together with log.jsonl is all that another machine needs of it."""
+"""Carries out the runs of benchmarks/scaling.py: processes of `bitnet train`, several at a time, until all are done or
+time is up. A stopped run saves and can be resumed; a finished run leaves outcome.json in its folder, which together
+with log.jsonl is all that another machine needs of it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from scaling_plan import SIZES, Cell, Planned
 from bitnet.train import checkpoint
 
 OUTCOME, SAID = "outcome.json", ".said"
-BESIDE = 20.0  # seconds of a run before its first step and after its last
-SAVING, PAUSE = 20.0, 0.2  # seconds that runs have to save when time is over; between looks at them
+BESIDE = 20.0  # seconds of a run outside its steps
+SAVING, PAUSE = 20.0, 0.2  # seconds for runs to save when time is up; between polls
 
 
 @dataclass
 class Study:
-    """The runs of a folder. text: that `benchmarks/sources.py` made."""
+    """The runs of a folder. text: the output of `benchmarks/sources.py`."""
 
     folder: Path
     text: Path
     jobs: int
     common: dict[str, Any]  # options of all runs
-    until: float = float("inf")  # of time.monotonic
-    running: dict[str, tuple[Planned, Any]] = field(default_factory=dict)  # its process
-    failed: dict[str, str] = field(default_factory=dict)  # what it said
+    until: float = float("inf")  # deadline, as time.monotonic
+    running: dict[str, tuple[Planned, Any]] = field(default_factory=dict)  # with its process
+    failed: dict[str, str] = field(default_factory=dict)  # with its output
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Of finished runs, by name."""
+        """Outcomes of finished runs, by name."""
         return {f.parent.name: json.loads(f.read_text()) for f in sorted(self.folder.glob(f"*/{OUTCOME}"))}
 
     def carry_out(self, plan: Sequence[Cell]) -> None:
-        """All runs of the plan, as far as there is time. One that fails, its rate too high, say, has lost."""
+        """Make all runs of the plan, as far as there is time. A failed run, e.g. at a high rate, counts as worst."""
         try:
             while self._begin(plan) or self.running:
                 if time.monotonic() >= self.until:
@@ -54,7 +54,7 @@ class Study:
             self._stop()
 
     def _begin(self, plan: Sequence[Cell]) -> bool:
-        """Starts what there is room and time for; whether anything was."""
+        """Start the runs for which there is room and time. Returns whether any was started."""
         done = self.outcomes()
         losses = {name: outcome["selection"]["nats_per_token"] for name, outcome in done.items()}
         losses |= dict.fromkeys(self.failed, math.inf)
@@ -70,14 +70,14 @@ class Study:
         return begun
 
     def _expected(self, planned: Planned, done: Mapping[str, dict[str, Any]]) -> float:
-        """Seconds until a run ends, by those of its size that are finished; 0: there is none."""
+        """Seconds that a run will take, estimated from finished ones of its size; 0: there are none."""
         known = [o["seconds"] / o["tokens"] for o in done.values() if o["size"] == planned.cell.size]
         saved = checkpoint.all_of(self.folder / planned.name)
         steps = planned.cell.steps - (int(saved[-1].name.rpartition("-")[2]) if saved else 0)
         return BESIDE + max(known) * steps * SIZES[planned.cell.size].step_tokens if known else 0.0
 
     def _finish(self) -> None:
-        """Waits for a moment; measures runs that have ended."""
+        """Wait for a moment; measure runs that have ended."""
         time.sleep(PAUSE)
         for name, (planned, process) in list(self.running.items()):
             if process.poll() is None:
@@ -94,7 +94,7 @@ class Study:
             print(f"{name}: {loss:.4f} nats/token, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
 
     def _stop(self) -> None:
-        """Has runs save, which can be gone on with."""
+        """Stop the running runs, which save and can be resumed."""
         for _, process in self.running.values():
             process.send_signal(signal.SIGTERM)
         for name, (_, process) in self.running.items():
@@ -107,13 +107,13 @@ class Study:
 
 
 def start(words: list[str], folder: Path) -> Any:
-    """A `bitnet` command in a process of its own; what it prints goes to a file in the folder of its run."""
+    """Start a `bitnet` command; its output goes to a file in the folder of its run."""
     with (folder / SAID).open("w") as said:
         return subprocess.Popen([sys.executable, "-m", "bitnet", *words], stdout=subprocess.DEVNULL, stderr=said)
 
 
 def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
-    """What a finished run came to, on the text for choosing rates and on that for figures."""
+    """The result of a finished run, on the text for choosing rates and on that for figures."""
     from bitnet.train import runlog
 
     records = runlog.read(folder / "log.jsonl")
@@ -127,7 +127,7 @@ def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
 
 
 def measured(run: Path, text: Path) -> dict[str, Any]:
-    """Loss of a run's newest checkpoint on a folder of token ids, on the GPU where there is one."""
+    """Loss of a run's newest checkpoint on a folder of token ids, on the GPU if there is one."""
     from dataclasses import asdict
 
     import torch

@@ -1,12 +1,12 @@
-"""`bitnet serve` under load: tokens a second of all clients, and how long each waits for its first.
+"""`bitnet serve` under load: tokens per second of all clients, and how long each waits for its first token.
 
     python benchmarks/serving.py --shape bitnet-2b4t             # a random model of this shape
     python benchmarks/serving.py --model build/demo/model.bitnet
     python benchmarks/serving.py --llama-server PATH [--gguf FILE]   # and llama.cpp's server, in turn
     python benchmarks/serving.py --url http://127.0.0.1:8081     # another server with OpenAI's completions
 
-For each number of clients: all ask at once, each with a prompt of its own; then as many processes, each with the
-model to itself, do the same. Then one client asks again and again for a single token while four others get long
+For each number of clients: all send a request at once, each with its own prompt; then as many processes, each with its
+own copy of the model, do the same. Then one client repeatedly requests a single token while four others get long
 answers. Servers take turns, round by round.
 """
 
@@ -41,17 +41,17 @@ from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_runtime import Model
 from bitnet_runtime.text import byte_level_alphabet
 
-PASSES = {"draft": 0}  # random weights repeat themselves as no text does: guesses would be right too often
+PASSES = {"draft": 0}  # random weights repeat themselves more than any text: guesses would be right too often
 
 
 class Server(NamedTuple):
     name: str
     url: str
-    more: dict[str, Any] = {}  # noqa: RUF012  # what requests to it have beside
+    more: dict[str, Any] = {}  # noqa: RUF012  # additional fields of its requests
 
 
 class Client(threading.Thread):
-    """One request as a stream. `first`: seconds to the first text; `seconds`: to the end; `tokens`: as counted."""
+    """A streamed request. `first`: seconds to the first text; `seconds`: to the end; `tokens`: the server's count."""
 
     def __init__(self, server: Server, prompt: list[int], max_tokens: int) -> None:
         super().__init__(daemon=True)
@@ -70,7 +70,7 @@ class Client(threading.Thread):
             if not line.startswith(b"data: {"):
                 continue
             data = json.loads(line[6:])
-            if not self.first and data["choices"]:  # text, or the end where a token has none
+            if not self.first and data["choices"]:  # text, or the end if a token has no text
                 self.first = time.perf_counter() - begin
             if data.get("usage"):
                 self.tokens = data["usage"]["completion_tokens"]
@@ -78,19 +78,19 @@ class Client(threading.Thread):
         connection.close()
 
     def leave(self) -> None:
-        """Before the end: what remains is not computed."""
-        with contextlib.suppress(AttributeError, OSError):  # it has no socket between two answers
+        """Disconnect before the end: the remaining tokens are not computed."""
+        with contextlib.suppress(AttributeError, OSError):  # there is no socket between two answers
             self._connection.sock.shutdown(socket.SHUT_RDWR)
         self.join()
 
 
 class Restless(Client):
-    """Asks again as soon as it has its answer, until it leaves."""
+    """Sends the next request as soon as it has its answer, until it leaves."""
 
     left = False
 
     def run(self) -> None:
-        with contextlib.suppress(OSError, HTTPException):  # it left in the middle of an answer
+        with contextlib.suppress(OSError, HTTPException):  # disconnected during an answer
             while not self.left:
                 super().run()
 
@@ -100,7 +100,7 @@ class Restless(Client):
 
 
 def together(server: Server, prompts: list[list[int]], max_tokens: int) -> tuple[list[Client], float]:
-    """All at once: the clients, and seconds until the last had its answer."""
+    """All clients at once. Returns them, and the seconds until the last one had its answer."""
     clients = [Client(server, prompt, max_tokens) for prompt in prompts]
     begin = time.perf_counter()
     for client in clients:
@@ -111,7 +111,7 @@ def together(server: Server, prompts: list[list[int]], max_tokens: int) -> tuple
 
 
 def alone(path: str, threads: int, prompt: list[int], gen: int, ready: Any) -> None:
-    """A process that has the model to itself. It waits for the others twice: to begin, and to end."""
+    """A process with its own copy of the model. It waits for the others twice: to start, and to end."""
     with Model.load(path, threads=threads, verify=False) as model:
         model.generate(prompt[:2], max_tokens=1)
         ready.wait()
@@ -120,7 +120,7 @@ def alone(path: str, threads: int, prompt: list[int], gen: int, ready: Any) -> N
 
 
 def apart(path: Path, threads: int, prompts: list[list[int]], gen: int) -> float:
-    """Seconds that as many processes take."""
+    """Seconds for as many separate processes."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(len(prompts) + 1)
     processes = [context.Process(target=alone, args=(str(path), threads, each, gen, ready)) for each in prompts]
@@ -136,14 +136,14 @@ def apart(path: Path, threads: int, prompts: list[list[int]], gen: int) -> float
 
 
 def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """path: of the model that separate processes have."""
+    """path: the model for separate processes."""
     rng = random.Random(1)
 
     def prompts(n: int) -> list[list[int]]:
         return [[rng.randrange(3, 256) for _ in range(args.prompt)] for _ in range(n)]
 
     for server in servers:
-        together(server, prompts(1), 4)  # what is loaded on first use
+        together(server, prompts(1), 4)  # warm-up: some code is loaded on first use
     rows = []
     for n in args.clients:
         print(f"{n} clients …", file=sys.stderr)
@@ -169,7 +169,7 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
 def beside_others(
     server: Server, prompts: Callable[[int], list[list[int]]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """How long a first token takes while four answers are made."""
+    """Time to a first token while four answers are generated."""
     print(f"first token beside 4 answers, {server.name} …", file=sys.stderr)
     others = [Restless(server, prompt, args.long) for prompt in prompts(4)]
     for other in others:
@@ -188,7 +188,7 @@ def waits(firsts: list[float]) -> dict[str, float]:
 
 
 def with_words(config: ModelConfig, path: Path) -> None:
-    """A random model, each token of which is a byte or a word, with a tokenizer that llama.cpp has, too."""
+    """A random model whose tokens are bytes and words, with a tokenizer that llama.cpp also supports."""
     letters = byte_level_alphabet()
     vocabulary = [*letters, "he", *(f"w{i}" for i in range(config.vocab_size - len(letters) - 1))]
     words = Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, [("h", "e")]))
@@ -198,7 +198,7 @@ def with_words(config: ModelConfig, path: Path) -> None:
 
 @contextlib.contextmanager
 def running(command: Sequence[object], listens: str) -> Iterator[str]:
-    """A server as a process; what it says of itself that matches `listens`, in its first group."""
+    """Run a server process; yields the first group of `listens` matched in its output."""
     with subprocess.Popen([*map(str, command)], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = ""
@@ -206,7 +206,7 @@ def running(command: Sequence[object], listens: str) -> Iterator[str]:
             if not (line := process.stdout.readline()):
                 sys.exit(said)
             said += line
-        threading.Thread(target=process.stdout.read, daemon=True).start()  # it may say more
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # it may print more
         try:
             yield found[1]
         finally:
@@ -219,7 +219,7 @@ def ours(model: Path, args: argparse.Namespace) -> contextlib.AbstractContextMan
 
 
 def theirs(gguf: Path, args: argparse.Namespace) -> contextlib.AbstractContextManager[str]:
-    """With as many places as ours has, and as much context as an answer needs."""
+    """llama.cpp's server with as many slots as ours, and as much context as an answer needs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -249,7 +249,7 @@ def main() -> None:
         path = None if args.url else args.model or folder / "model.bitnet"
         if path and not args.model:
             config = SHAPES[args.shape]
-            with_words(config.replace(activation="silu") if args.llama_server else config, path)  # as llama.cpp has it
+            with_words(config.replace(activation="silu") if args.llama_server else config, path)  # as in llama.cpp
         servers = [Server("at --url", args.url)] if args.url else []
         if path:
             servers.append(Server("bitnet serve", stack.enter_context(ours(path, args)), PASSES))

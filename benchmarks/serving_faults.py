@@ -1,9 +1,10 @@
-"""What `bitnet serve` stands: more requests than it has places, clients that leave, that are slow, and many of them.
+"""Faults that `bitnet serve` withstands: more requests than places, clients that disconnect or are slow, and many of
+them.
 
     python benchmarks/serving_faults.py                         # all, about 8 minutes, with a small random model
     python benchmarks/serving_faults.py --shape 100m overload   # one part, with a larger one
 
-Results go to results/serving_faults; parts that are not asked for stay there as they are.
+Results go to results/serving_faults; parts that were not requested stay unchanged there.
 
 overload: answers a second of 8 times as many clients as fit, against as many as fit. Who is refused asks again
           when he was told to, as OpenAI's client does.
@@ -39,7 +40,7 @@ import report
 from serving import with_words
 from shapes import SHAPES
 
-PLACES = 16  # of --parallel and --queue together
+PLACES = 16  # --parallel and --queue together
 
 
 class Server:
@@ -55,10 +56,10 @@ class Server:
                 sys.exit(said)
             said += line
         self.port = int(found[1])
-        self.ask(1)  # from now on it has all that it needs for itself
+        self.ask(1)  # from now on everything it needs is loaded
 
     def ask(self, n_tokens: int, prompt: int = 8, source: str = "") -> tuple[int, float]:
-        """Status of an answer, and after how many seconds to ask again, if there was no place."""
+        """Status of an answer, and after how many seconds to retry if there was no place."""
         body = json.dumps({"prompt": [3] * prompt, "max_tokens": n_tokens, "seed": 1})
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120, source_address=(source, 0) if source else None)
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -90,10 +91,10 @@ class Server:
 
 
 def crowd(n: int, work: Callable[[], Any]) -> None:
-    """n threads that do the same. They take the CPU that the server leaves, as if they were on other machines."""
+    """Run `work` in n threads, which use only CPU time that the server leaves, as if on other machines."""
 
     def behind() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux of the thread alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux for this thread only
         work()
 
     threads = [threading.Thread(target=behind, daemon=True) for _ in range(n)]
@@ -146,7 +147,7 @@ def cancel(args: argparse.Namespace) -> dict[str, Any]:
 
 def slow(args: argparse.Namespace) -> dict[str, Any]:
     server = Server(args.model, args.threads)
-    time.sleep(1)  # its first answer is over
+    time.sleep(1)  # until its first answer is over
     before, clients = server.sockets(), []
     for i in range(1000):
         client = socket.create_connection(("127.0.0.1", server.port))
@@ -267,7 +268,7 @@ def main() -> None:
 
 
 def page(found: dict[str, Any]) -> str:
-    """What was asked, what was found."""
+    """The page of results."""
     rows = []
     for name, (what, key, asked) in ASKED.items():
         if name in found:

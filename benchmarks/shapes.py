@@ -1,4 +1,4 @@
-"""The models that are measured, with random weights."""
+"""The shapes of the benchmarked models, which have random weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SHAPES: dict[str, ModelConfig] = {
     ),
 }  # fmt: skip
 
-# Other families. A token of "experts-2b" meets as many weights as one of 2B4T; "thinker-moe" is a small decoder.
-# Of "so400m-14" there is what looks at images, and makes 256 vectors of each.
+# Other families. A token of "experts-2b" uses as many weights as one of 2B4T; "thinker-moe" is a small decoder.
+# "so400m-14" has only its vision tower, which makes 256 vectors per image.
 FAMILIES: dict[str, ModelConfig] = {
     "thinker-moe": PRESETS["thinker-moe"],
     "experts-2b": PRESETS["bitnet-2b4t"].replace(
@@ -33,7 +33,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "paligemma-3b": PRESETS["paligemma-3b"],
 }  # fmt: skip
 
-# Decoders to train, about as large as their names say. Wider and deeper together; the last two see 2,048 tokens.
+# Decoders to train, about as large as their names say. Width and depth grow together; the last two see 2,048 tokens.
 _SIZES = {"30m": (512, 8, 64, 1024), "100m": (768, 12, 64, 1024), "300m": (1024, 24, 64, 2048),
           "1b": (2048, 20, 128, 2048)}  # fmt: skip
 TRAINED: dict[str, ModelConfig] = {

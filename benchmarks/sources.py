@@ -1,15 +1,15 @@
-"""The text of benchmarks/scaling.py: Python sources that are installed on a machine, as token ids.
+"""The text of benchmarks/scaling.py: Python sources installed on a machine, as token ids.
 
     python benchmarks/sources.py --out build/sources                          # this interpreter's
     python benchmarks/sources.py --roots /usr/lib ~/.pyenv --out build/sources  # and others' below folders
 
-Left out: what is no UTF-8, generated, minified or very large, this project, and of files that are alike
-in most of their lines all but the first. The rest is split by project: a top-level package, wherever it
-is installed or vendored; the standard libraries are one. Projects drawn by a hash of their names are for
-choosing learning rates, others for the figures that are reported, all others to learn from.
+Skipped: files that are not UTF-8, generated, minified or very large; this project; and near-duplicates, which share
+most lines with an earlier file. The rest is split by project: a top-level package, wherever it is installed or
+vendored; the standard libraries are one project. By a hash of their names, some projects are for choosing learning
+rates, some for the reported figures, and all others for training.
 
---out becomes a folder for `bitnet train --data`, with one for `bitnet eval --data` in it, report/, and
-manifest.json: what was taken and left out, and which project is where.
+--out becomes a folder for `bitnet train --data`. It contains report/, a folder for `bitnet eval --data`, and
+manifest.json: what was taken and skipped, and which project is where.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pathlib import Path
 from bitnet.data import alike, tokenized, tokenizer
 
 INSTALLED = {"site-packages", "dist-packages", "third_party", "_vendor", "vendor", "vendored"}
-"""Folders of which each entry is a project."""
+"""Folders in which each entry is a project."""
 LEFT_OUT = {"bitnet", "bitnet_cli", "bitnet_export", "bitnet_runtime", "encodings", "pydoc_data"}
 """This project, and tables of the standard library."""
 ALIASES = {"cloudsdk": "google-cloud-sdk"}
-"""Packages that belong to another without metadata that says so."""
+"""Packages that belong to another project without metadata that says so."""
 STDLIB = re.compile(r"python\d\.\d+")
 GENERATED = re.compile(rb"auto-?generated|generated (by|from|with|using|client)|do not edit|@generated", re.I)
-ALIKE = 0.6  # share of their lines
+ALIKE = 0.6  # share of equal lines of near-duplicates
 SMALL, LARGE = 200, 200_000  # bytes of a file
-SHARED = range(100_000, 1_500_000)  # bytes of a project that may be held out: no single one decides a figure
+SHARED = range(100_000, 1_500_000)  # bytes of a project that may be held out, so that none dominates a figure
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Source:
     path: Path
     project: str
     n_bytes: int
-    order: int  # a hash of its text
+    order: int  # hash of its text
 
     @property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class Source:
 
 
 class Texts:
-    """Sources as texts, read anew each time."""
+    """Sources as texts, read from disk each time."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
@@ -71,7 +71,7 @@ class Texts:
 
 
 def standard_roots() -> list[Path]:
-    """Where this interpreter finds its own library and what is installed."""
+    """The folders of this interpreter's library and installed packages."""
     paths = sysconfig.get_paths()
     return [Path(p) for p in dict.fromkeys([paths["stdlib"], paths["purelib"], *site.getsitepackages()])]
 
@@ -101,7 +101,7 @@ def project_of(path: Path, root: Path, of: Mapping[str, str]) -> str:
 
 
 def wrong_with(raw: bytes) -> str:
-    """Why a file is not taken; "" when it is."""
+    """Why a file is skipped; "" if it is taken."""
     if not SMALL <= len(raw) <= LARGE:
         return "small" if len(raw) < SMALL else "large"
     if GENERATED.search(raw[:1500]):
@@ -118,7 +118,7 @@ def wrong_with(raw: bytes) -> str:
 
 
 def collect(roots: Sequence[Path], count: Counter[str]) -> list[Source]:
-    """The files to take, each text once; of texts that are alike the first, of the newest version by its path."""
+    """The files to take, each text once; of near-duplicates the first, in the newest version by path."""
     found, seen = [], set()
     known = alike.Index(ALIKE, alike.lines)
     of = {package: name for root in roots for package, name in distributions(root).items()}
@@ -144,7 +144,7 @@ def collect(roots: Sequence[Path], count: Counter[str]) -> list[Source]:
 
 
 def newest_first(path: Path) -> list[tuple[int, str]]:
-    """Order of paths in which larger numbers come first."""
+    """Sort key of paths in which larger numbers come first."""
     pieces = re.split(r"(\d+)", str(path))
     return [(-int(piece), "") if piece.isdigit() else (0, piece) for piece in pieces]
 
@@ -164,7 +164,7 @@ def split(sources: Sequence[Source], held_out: int) -> dict[str, list[Source]]:
 
 
 def sample(sources: Sequence[Source], n_bytes: int) -> list[Source]:
-    """About so many bytes of them, chosen by a hash of their text, in their order."""
+    """About `n_bytes` of them, chosen by a hash of their text, in their original order."""
     total, chosen = 0, set()
     for source in sorted(sources, key=lambda source: source.order):
         if total >= n_bytes:
@@ -182,14 +182,14 @@ def bytes_by_project(sources: Iterable[Source]) -> dict[str, int]:
 
 
 def write(folder: Path, sides: dict[str, list[Source]], vocabulary: int, fit: int) -> None:
-    """Token ids of all sides by one tokenizer, made of about `fit` bytes to learn from."""
+    """Write token ids of all parts, with one tokenizer fitted to about `fit` bytes of the training text."""
     words = tokenizer.build("bpe", Texts(sample(sides["train"], fit)), vocabulary)
     tokenized.write(folder, words, {"train": Texts(sides["train"]), "validation": Texts(sides["selection"])})
     tokenized.write(folder / "report", words, {"validation": Texts(sides["report"])})
 
 
 def compressed(texts: Iterable[str]) -> dict[str, float]:
-    """Bits a byte that general compressors take, which have learnt from nothing else."""
+    """Bits per byte of general compressors, without prior training."""
     raw = "".join(texts).encode()
     return {name: 8 * len(pack(raw)) / len(raw) for name, pack in (("gzip", gzip.compress), ("xz", lzma.compress))}
 

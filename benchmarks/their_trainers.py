@@ -1,7 +1,7 @@
-"""Trains one model with the Trainer of transformers and prints what came of it as JSON. versus_trainers.py runs it
-in an environment that has transformers and torchao; it knows nothing of this project.
+"""Trains one model with the Trainer of transformers and prints the results as JSON. versus_trainers.py runs it in an
+environment with transformers and torchao; it does not use this project.
 
-The model is transformers' own BitNet, so that all have one architecture: norms before o and down, relu² in a gate.
+The model is the BitNet of transformers, so that all have the same architecture: norms before o and down, gated relu².
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def inner(module: nn.Module, name: str) -> bool:
 
 
 def online(model: Any) -> Any:
-    """As one trains on the published bf16 weights of BitNet 2B4T: the configuration says "online", then they load."""
+    """As for training on the published bf16 weights of BitNet 2B4T, which load with "online" in the configuration."""
     model.config.quantization_config = BitNetQuantConfig(linear_class="autobitlinear", quantization_mode="online")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -48,7 +48,7 @@ def torchao_ternary(model: Any) -> Any:
 
 
 def torchao_int8(model: Any) -> Any:
-    """Rows of weights and tokens of activations in 8 bits."""
+    """8-bit weights per row and activations per token."""
     from torchao.quantization import quantize_
     from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
 
@@ -65,7 +65,7 @@ ARMS: dict[str, Callable[[Any], Any]] = {
 
 
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Token ids in pieces of one length; what is left at the end is left out."""
+    """Token ids in pieces of one length; a remainder at the end is dropped."""
 
     def __init__(self, file: str, length: int, step: int) -> None:
         self.ids, self.length, self.step = np.memmap(file, np.uint16, "r"), length, step

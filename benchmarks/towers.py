@@ -1,13 +1,13 @@
-"""A vision tower on random weights, beside onnxruntime and transformers: how long one image takes, in one run.
+"""A vision tower on random weights, compared with onnxruntime and transformers: time per image, in one run.
 
     python benchmarks/towers.py --files build/towers    # SigLIP So400m/14 at 224 pixels: two cores, 6 GB of memory
 
-The files take some minutes to make, and are there for the next time; then it is 3 minutes.
+The files take some minutes to make and are kept; later runs take 3 minutes.
 
-Each program has a process of its own, is warmed up, and then they take turns, so that what the machine does meanwhile
-is done to all of them. Between two turns is a pause, in which the threads of the one before stop to spin. Ours has
-ternary weights. The others have weights of the same shape in the precisions that each is quickest in: fp32 and bf16 of
-transformers, fp32 and dynamic int8 of onnxruntime, whose graphs torch exports.
+Each program runs in its own process and is warmed up; then they take turns, so that other load on the machine affects
+all of them. Between two turns there is a pause, in which the threads of the previous program stop spinning. Ours has
+ternary weights. The others have weights of the same shape in the precisions in which they are fastest: fp32 and bf16
+for transformers, fp32 and dynamic int8 for onnxruntime, with graphs exported by torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_runtime import Model, default_threads, vision
 
-OURS = {"bitnet-edge": "f16", "bitnet-edge, int8 keys": "int8"}  # ternary; the type of keys and values
+OURS = {"bitnet-edge": "f16", "bitnet-edge, int8 keys": "int8"}  # ternary weights; type of the KV cache
 TORCH = {"transformers, fp32": "float32", "transformers, bf16": "bfloat16"}
 ONNX = {"onnxruntime, fp32": "float.onnx", "onnxruntime, int8": "int8.onnx"}
 PAUSE = 0.1  # seconds
@@ -42,7 +42,7 @@ Pass = Callable[[], object]
 
 
 def tower(config: ModelConfig, attention: str = "sdpa") -> Any:
-    """That of transformers, of our shape."""
+    """The tower of transformers in our shape."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
     made = SiglipVisionConfig(
@@ -54,7 +54,7 @@ def tower(config: ModelConfig, attention: str = "sdpa") -> Any:
 
 
 def prepare(config: ModelConfig, folder: Path, n: int) -> None:
-    """The files of the programs that read one, unless they are there. The last of them is made last."""
+    """Create the files of the programs that read one, unless they exist. The last file is written last."""
     if (folder / ONNX["onnxruntime, int8"]).exists():
         return
     import torch
@@ -77,7 +77,7 @@ def prepare(config: ModelConfig, folder: Path, n: int) -> None:
 
 
 def opened(name: str, config: ModelConfig, folder: Path, n: int, threads: int) -> Pass:
-    """One pass over n images."""
+    """Open a program; returns a function that runs one pass over n images."""
     pixels = np.random.default_rng(0).random((n, 3, config.image_size, config.image_size), np.float32)
     if name in OURS:
         model = Model.load(folder / "model.bitnet", threads=threads, kv_type=OURS[name])
@@ -103,7 +103,7 @@ def opened(name: str, config: ModelConfig, folder: Path, n: int, threads: int) -
 
 
 def worker(channel: Connection, name: str, *job: Any) -> None:
-    """Seconds of a pass, whenever it is asked."""
+    """Send the seconds of a pass on every request."""
     run = opened(name, *job)
     run()
     channel.send(0.0)

@@ -1,7 +1,7 @@
-"""Training runs of a benchmark: ordinary runs of `bitnet train`, each in a folder of its own.
+"""Training runs of a benchmark: ordinary runs of `bitnet train`, each in its own folder.
 
-A run that was interrupted goes on when the benchmark is started again; one that is finished is
-read. What identifies a run is its folder's name and the command in it.
+An interrupted run is resumed when the benchmark is started again; a finished one is read. A run is identified by its
+folder's name and the command in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Options = Mapping[str, Any]  # of `bitnet train`, by flag
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to. curve: (tokens, validation loss in nats a token)."""
+    """The result of a finished run. curve: (tokens, validation loss in nats per token)."""
 
     folder: Path
     loss: float
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Runs:
-    """Makes runs, at most `jobs` at a time, one thread each. Every run learns from the same token ids."""
+    """Makes runs, at most `jobs` at a time, with one thread each. All runs train on the same token ids."""
 
     def __init__(self, folder: Path, jobs: int, common: Options) -> None:
         self.folder, self.common = folder.resolve(), dict(common)
@@ -49,12 +49,12 @@ class Runs:
         self.shared: dict[int, Path] = {}  # vocabulary -> tokenizer.json
 
     def all(self, runs: Mapping[str, tuple[ModelConfig, Options]]) -> dict[str, Outcome]:
-        """Runs side by side."""
+        """Make runs in parallel."""
         waiting = {name: self.pool.submit(self._run, name, *run) for name, run in runs.items()}
         return {name: run.result() for name, run in waiting.items()}
 
     def prepare(self, config: ModelConfig) -> None:
-        """The tokenizer of all runs with this vocabulary, and the token ids: those of a run of one step."""
+        """Make the tokenizer of all runs with this vocabulary, and the token ids, by a run of one step."""
         first = self.folder / f"tokens-{config.vocab_size}"
         self.shared[config.vocab_size] = first / "step-000001" / "tokenizer.json"
         if not self.shared[config.vocab_size].exists():
@@ -67,7 +67,7 @@ class Runs:
 
 
 def finished(folder: Path, ids: Path | None, make: Callable[[], None]) -> Outcome:
-    """The outcome of a run, which `make` makes or goes on with unless it is there. ids: a run of the same token ids."""
+    """The outcome of a run, which `make` starts or resumes unless finished. ids: a run with the same token ids."""
     outcome = read(folder)
     if outcome is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def finished(folder: Path, ids: Path | None, make: Callable[[], None]) -> Outcom
 
 
 def budget(steps: int, batch: int, keep: int = 1) -> dict[str, Any]:
-    """Options of a run of so many steps: ten evaluations, and four checkpoints or `keep`, of which so many are kept."""
+    """Options of a run of this many steps: ten evaluations, and max(4, keep) checkpoints, the last `keep` kept."""
     return {
         "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // max(4, keep)),
         "keep": keep, "layers-every": 0,
@@ -90,7 +90,7 @@ def budget(steps: int, batch: int, keep: int = 1) -> dict[str, Any]:
 
 
 def add_flags(parser: argparse.ArgumentParser, name: str, quick: str) -> None:
-    """What all benchmarks of `bitnet train` are told. name: of the folder of their runs."""
+    """Options shared by all benchmarks of `bitnet train`. name: folder of their runs."""
     parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
     parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / name, help="folder of the runs")
@@ -99,7 +99,7 @@ def add_flags(parser: argparse.ArgumentParser, name: str, quick: str) -> None:
 
 
 def read(folder: Path) -> Outcome | None:
-    """The outcome of a run, None when it is not finished."""
+    """The outcome of a run, None if it is not finished."""
     records = runlog.read(folder / "log.jsonl")
     if not records or not records[-1].get("final"):
         return None
@@ -113,7 +113,7 @@ def _train(folder: Path, config: ModelConfig, options: Options) -> None:
 
 
 def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:
-    """`bitnet train` of a run, begun or gone on with; its model in a file, as a user would give it."""
+    """The `bitnet train` command that starts or resumes a run, with its model in a file, as a user would write it."""
     folder.mkdir(parents=True, exist_ok=True)
     model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items() if value is not None)
     (folder / "run.toml").write_text("[model]\n" + model)
@@ -125,9 +125,9 @@ def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:
 
 
 def bitnet(*words: str, until: float = math.inf) -> Any:
-    """A `bitnet` command in a process of its own: what it prints with --json. Raises RuntimeError with its error.
+    """The output of a `bitnet` command with --json. Raises RuntimeError with its error.
 
-    until: when to stop it, by `time.monotonic()`, as Ctrl-C does: a training run is saved. Then raises TimeoutError.
+    until: when to stop it, by `time.monotonic()`, as with Ctrl-C: a training run is saved. Then raises TimeoutError.
     """
     command = [sys.executable, "-m", "bitnet", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -145,7 +145,7 @@ def bitnet(*words: str, until: float = math.inf) -> Any:
 def best_rate(
     runs: Runs, name: str, config: ModelConfig, options: Options, start: float, search: bool = True
 ) -> tuple[float, dict[float, Outcome]]:
-    """The learning rate with the lowest loss for seed 0 among start · 2ⁿ: both its neighbours were tried and lose."""
+    """The learning rate with the lowest loss for seed 0 among start · 2ⁿ: both neighbours were tried and are worse."""
 
     def at(*rates: float) -> dict[float, Outcome]:
         names = {f"{name}-lr{rate:g}-seed0": rate for rate in rates}

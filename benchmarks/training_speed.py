@@ -1,8 +1,8 @@
-"""What a training step costs, ternary against full precision: time, and memory kept for the backward pass.
+"""The cost of a training step, ternary against full precision: time, and memory kept for the backward pass.
 
-The models take their steps in turn, in one process, so that what else the machine does meets both.
-The step is that of `bitnet train`: forward, loss, backward, clipping, optimizer. A ternary model is
-measured as it is at the end of a run, and while its quantizers come in (λ = 0.5), when products are float.
+The models take their steps in turn, in one process, so that other load on the machine affects both. The step is that of
+`bitnet train`: forward, loss, backward, clipping, optimizer. A ternary model is measured as at the end of a run, and
+while its quantizers are phased in (λ = 0.5), when products are float.
 
     python benchmarks/training_speed.py
     python benchmarks/training_speed.py --width 256 --compile
@@ -37,7 +37,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def config_of(width: int, kind: str, context: int) -> ModelConfig:
-    """Four layers, heads of 64, feed-forward of 8/3 widths: the shape of the presets for laptops."""
+    """Four layers, heads of 64, feed-forward of 8/3 widths: the shape of the laptop presets."""
     heads = max(1, width // 64)
     model = ModelConfig(
         vocab_size=2048, dim=width, n_layers=4, n_heads=heads, n_kv_heads=max(1, heads // 2), head_dim=64,
@@ -47,14 +47,14 @@ def config_of(width: int, kind: str, context: int) -> ModelConfig:
 
 
 def flops_per_token(config: ModelConfig) -> int:
-    """Of the products with weights: 2 forward, 4 backward for each. Attention is not counted."""
+    """FLOPs of the products with weights: 2 forward, 4 backward for each weight. Attention is not counted."""
     d, queries, keys = config.dim, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     of_layer = d * (2 * queries + 2 * keys) + 3 * d * config.ffn_dim
     return 6 * (config.n_layers * of_layer + d * config.vocab_size)
 
 
 def stepper(kind: str, width: int, args: argparse.Namespace, precision: str, compiled: bool) -> Callable[[], None]:
-    """A function that makes one optimizer step on random tokens."""
+    """A function that runs one optimizer step on random tokens."""
     config = config_of(width, kind, args.context)
     torch.manual_seed(0)
     model = Transformer(config).to(args.device)
@@ -86,7 +86,7 @@ def seconds(work: Callable[[], Any], device: str) -> float:
 
 
 def peak_flops(precision: str, device: str) -> float:
-    """Of torch's own product of two square matrices, the best of ten."""
+    """FLOP/s of torch's product of two square matrices, the best of ten."""
     n = 8192 if device == "cuda" else 1024
     a = torch.randn(n, n, dtype=DTYPES[precision], device=device)
     return 2 * n**3 / min(seconds(lambda: a @ a, device) for _ in range(10))
@@ -104,13 +104,13 @@ def saved_bytes(work: Callable[[], Tensor], parameters: list[nn.Parameter]) -> i
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = work()  # which holds what was kept, so that no address comes twice
+        result = work()  # keeps the saved tensors alive, so that no address is reused
     del result
     return sum(kept.values())
 
 
 def block_bytes(config: ModelConfig, args: argparse.Namespace, precision: str) -> float:
-    """Bytes that one layer keeps for a token."""
+    """Bytes that one layer keeps per token."""
     model = Transformer(config).to(args.device)
     block, x = model.layers[0], torch.randn(args.batch, args.context, config.dim, device=args.device)
     cos, sin = rope_tables(config.of_layer(0), args.context, like=x)
@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for precision in args.precision:
         peak = peak_flops(precision, args.device)
         for width, compiled in itertools.product(args.width, [False, True] if args.compile else [False]):
-            torch._dynamo.reset()  # which keeps only a few graphs of one layer
+            torch._dynamo.reset()  # it keeps only a few graphs per layer
             configs = {kind: config_of(width, kind, args.context) for kind in KINDS[:2]}
             steps = {kind: stepper(kind, width, args, precision, compiled) for kind in KINDS}
             start = {kind: seconds(step, args.device) for kind, step in steps.items()}

@@ -1,4 +1,4 @@
-"""Two engines in turn, A B A B, and what is made of their figures: shared by vs_llama_cpp.py and peers.py."""
+"""Two engines in turn, A B A B, and the evaluation of their figures: shared by vs_llama_cpp.py and peers.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = "bitnet-edge"
 
 
 def _other(engines: Iterable[str]) -> str:
-    """The one that is not ours."""
+    """The name of the engine that is not ours."""
     return next(engine for engine in engines if engine != OURS)
 
 
@@ -38,7 +38,7 @@ def run_ours(path: Path, threads: int, prompts: Sequence[int], gen: int) -> dict
 def take_turns(
     path: Path, theirs: str, run_theirs: Callable[[int], dict[str, Any]], args: argparse.Namespace
 ) -> dict[int, dict[str, list[dict[str, Any]]]]:
-    """Runs of each engine by number of threads. run_theirs(threads) gives `prefill` and `decode`, as run_ours does."""
+    """Runs of each engine by number of threads. run_theirs(threads) returns `prefill` and `decode`, as run_ours."""
     runs: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for threads in args.threads:
         runs[threads] = {OURS: [], theirs: []}
@@ -80,7 +80,7 @@ def summary(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """In Markdown, one row for each test."""
+    """A Markdown table, one row for each test."""
     theirs = _other(rows[0]["tok_s"])
     head = ["threads", "test", f"{theirs}, tok/s", f"{OURS}, tok/s", "ratio",
             f"{theirs}, of limit", f"{OURS}, of limit", "limit"]  # fmt: skip
@@ -95,7 +95,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """tok/s against threads for each test, shares of the limits, bytes a token."""
+    """tok/s against threads for each test, shares of the limits, bytes per token."""
     rows: list[dict[str, Any]] = results["rows"]
     engines = (_other(rows[0]["tok_s"]), OURS)
     tests = list(dict.fromkeys(row["test"] for row in rows))

@@ -1,12 +1,13 @@
-"""`bitnet train` beside the trainers that one would otherwise take: same text, tokens and architecture.
+"""`bitnet train` compared with alternative trainers: same text, tokens and architecture.
 
     make versus                                     # the environment of the others, build/versus: once
     python benchmarks/versus_trainers.py --jobs 2   # losses: every trainer at three learning rates, hours
     python benchmarks/versus_trainers.py --speeds   # tokens a second, in turn: a minute on a quiet machine
     python benchmarks/versus_trainers.py --quick    # that it runs: a minute, and the figures mean nothing
 
-Finished runs are kept in --runs; started again, the script goes on. Ours is the recipe of `bitnet train`, theirs that
-of the Trainer of transformers: AdamW, cosine, as their papers train ternary models. "ours, AdamW" tells the two apart.
+Finished runs are kept in --runs; the script can be restarted to continue. Ours is the recipe of `bitnet train`, theirs
+that of the Trainer of transformers: AdamW, cosine, as in their papers on ternary models. "ours, AdamW" separates the
+effect of the recipe from that of the code.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ THEIRS = {
     "transformers": "transformers, online BitLinear", "torchao-ternary": "torchao, bitnet_training (prototype)",
     "torchao-int8": "torchao, int8 fake quantization", "plain": "transformers, not quantized",
 }  # fmt: skip
-RATES = [1e-3, 3e-3, 9e-3]  # of AdamW with a cosine
-PIECES, STEPS = 2, 12  # of a measurement of speed
+RATES = [1e-3, 3e-3, 9e-3]  # for AdamW with a cosine
+PIECES, STEPS = 2, 12  # per speed measurement
 
 
 class Theirs:
-    """Runs of their_trainers.py, kept as one file each."""
+    """Runs of their_trainers.py, each kept as one file."""
 
     def __init__(self, python: Path, folder: Path, config: ModelConfig, jobs: int, options: dict[str, Any]) -> None:
         self.python, self.folder, self.options = python, folder, options
@@ -81,7 +82,7 @@ class Theirs:
 
 
 def ids_of(runs: Runs, config: ModelConfig) -> dict[str, Path]:
-    """Files of token ids, 16 bits each, that all trainers learn from."""
+    """Files of token ids, 16 bits each, that all trainers train on."""
     runs.prepare(config)
     folder = runs.folder / f"tokens-{config.vocab_size}"
     return {side: next(folder.glob(f"{side}-*.bin")) for side in ("train", "validation")}
@@ -93,7 +94,7 @@ def best(tried: dict[float, float]) -> dict[str, Any]:
 
 
 def losses(runs: Runs, theirs: Theirs, config: ModelConfig, steps: int, quick: bool) -> dict[str, dict[str, Any]]:
-    """Each trainer at the best of its learning rates."""
+    """Loss of each trainer at its best learning rate."""
     some = slice(1 if quick else 3)
     options = training_runs.budget(steps, BATCH)
     mine = {
@@ -110,7 +111,7 @@ def losses(runs: Runs, theirs: Theirs, config: ModelConfig, steps: int, quick: b
 
 
 def speeds(runs: Runs, theirs: Theirs, config: ModelConfig, threads: int) -> dict[str, float]:
-    """Tokens a second of each trainer: the median of the steps of short pieces, taken in turn."""
+    """Tokens per second of each trainer: the median over the steps of short runs, made in turn."""
     seconds: dict[str, list[float]] = {arm: [] for arm in [*OURS, *THEIRS]}
     for _ in range(PIECES):
         for arm, (_, extra, rates) in OURS.items():

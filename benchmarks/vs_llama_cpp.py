@@ -2,10 +2,10 @@
 
     python benchmarks/vs_llama_cpp.py            # a build of llama.cpp first, then about 10 minutes
 
-Writes the weights as a packed file and as a GGUF (TQ2_0; its head as --head), checks that both
-engines compute the same model from them, then measures prefill and decode A B A B, each engine in
-a process of its own, with the limits of the machine measured in between. The model has SiLU in
-place of relu² because that is what llama.cpp's `bitnet` graph computes.
+Writes the weights as a packed file and as a GGUF (TQ2_0; its head as --head), checks that both engines compute the same
+model from them, then measures prefill and decode A B A B, each engine in its own process, with the limits of the
+machine measured in between. The model has SiLU instead of relu² because that is what llama.cpp's `bitnet` graph
+computes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bitnet_runtime import Model
 
 LLAMA_CPP_PYTHON = "0.3.36"
 HERE = Path(__file__).resolve().parent
-TOKENS = (7, 77, 210, 5, 130, 42, 99, 3)  # what the two engines must agree on
+TOKENS = (7, 77, 210, 5, 130, 42, 99, 3)  # prompt on which the two engines must agree
 THEIRS = "llama.cpp"
 
 
@@ -45,7 +45,7 @@ def llama_python() -> str:
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         package = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={LLAMA_CPP_PYTHON}"]
-        text_only = os.environ | {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # of no use here, and a third of the build
+        text_only = os.environ | {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # not needed here, and a third of the build
         subprocess.run([*pip, *package], env=text_only, check=True)
         (folder / "complete").touch()
     return str(python)
@@ -62,8 +62,8 @@ def run_llama(python: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def agreement(path: Path, gguf: Path, python: str) -> float:
-    """Correlation of the two engines' logits. Their activations are rounded differently (llama.cpp:
-    a scale for each 256, ours: one a token), and so is the head, hence not exactly 1."""
+    """Correlation of the two engines' logits. It is not exactly 1, because activations (llama.cpp: a scale per 256,
+    ours: one per token) and the head are rounded differently."""
     with Model.load(path) as model, model.session(n_ctx=len(TOKENS)) as session:
         ours = session.append(TOKENS)
     assert ours is not None
@@ -80,7 +80,7 @@ def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict
     path, gguf = folder / "model.bitnet", folder / "model.gguf"
     print("writing the weights twice …", file=sys.stderr)
     random_model(config, path)
-    # Scales are rounded, as llama.cpp's own tools do: exact ones would cost it a product more for each matrix.
+    # Scales are rounded, as by llama.cpp's own tools: exact ones would cost it another product per matrix.
     their_bytes = write_gguf(path, gguf, head=args.head, exact_scales=False).token_bytes
     same = agreement(path, gguf, python)
     print(f"correlation of the logits: {same:.4f}", file=sys.stderr)
@@ -93,7 +93,7 @@ def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict
     runs = take_turns(path, THEIRS, run_theirs, args)
     theirs = runs[args.threads[0]][THEIRS][0]
     with Model.load(path) as model:
-        cache = model.kv_bytes(args.gen // 2)  # on average, read for each decoded token
+        cache = model.kv_bytes(args.gen // 2)  # read on average for each decoded token
         read = {OURS: model.info.bytes_per_token + cache, THEIRS: their_bytes + cache}
         macs = model.info.macs_per_token
     return {

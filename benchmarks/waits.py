@@ -1,4 +1,4 @@
-"""How long an answer that runs waits for its next token while a long prompt loads beside it, in steps without.
+"""How long a running answer waits for its next token while a long prompt loads, in units of an undisturbed step.
 
 python benchmarks/waits.py --shape bitnet-2b4t [--prompt 4000] [--texts 1 4] [--threads 2] [--rounds 3]
 """
@@ -16,11 +16,11 @@ from shapes import SHAPES
 from bitnet_export import random_model
 from bitnet_runtime import Model
 
-STEPS = 200  # without the prompt: their median is what a step takes, and the slowest what the machine disturbs
+STEPS = 200  # without the prompt: the median is the time of a step, the slowest shows disturbance by the machine
 
 
 def waits(model: Model, texts: int, prompt: int) -> tuple[list[float], list[float], float]:
-    """Seconds of steps alone, of each while the prompt loads, and from its coming to its first token."""
+    """Seconds of undisturbed steps, of steps while the prompt loads, and from its submission to its first token."""
     alone: list[float] = []
     beside: list[float] = []
     with model.batch() as batch:
