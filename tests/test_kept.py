@@ -155,4 +155,4 @@ def test_files_that_are_no_conversations(models: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (1, "") and "no conversation of `bitnet chat`" in done.stderr, note
         assert file.read_bytes() == before
     done = piped(models / "text", "hello", args=("--session", file))
-    assert done.returncode == 1 and "the session is of a model of" in done.stderr
+    assert done.returncode == 1 and "the session belongs to a model of" in done.stderr

@@ -20,10 +20,10 @@ static bn_status check_together(const bn_config *text, const bn_config *d, char 
         {text->input != BN_INPUT_TOKENS || !text->has_head,
          "the stack before a draft has no tokens or no head, expected both"},
         {memcmp(text->name, d->name, sizeof d->name) == 0,
-         "a draft and the stack before it have one name, expected two"},
-        {d->has_head || d->tie_embeddings, "a draft has a head, expected the other's"},
+         "a draft and the stack before it have the same name, expected two names"},
+        {d->has_head || d->tie_embeddings, "a draft has a head, expected none"},
         {d->position == BN_POSITION_LEARNED || d->position == BN_POSITION_SINUSOIDAL,
-         "a draft has vectors of positions, expected rope or none"},
+         "a draft has a position table, expected RoPE or none"},
         {(d->norm_flags & BN_HAS_EMBEDDING_NORM) != 0, "a draft has an embedding_norm"},
         {d->pooling || d->out_dim, "a draft has a pooling or a projector, expected none"},
     };

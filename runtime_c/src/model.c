@@ -20,25 +20,24 @@ static bn_status check_together(const bn_model *m, char *detail) {
         const char *says;
     } rules[] = {
         {m->file.stacks[0].input == BN_INPUT_IMAGES,
-         "the stack of images is the first, expected it behind that of text"},
-        {c->input != BN_INPUT_TOKENS, "the stack before that of images takes no tokens"},
+         "the image stack is the first, expected the text stack before it"},
+        {c->input != BN_INPUT_TOKENS, "the stack before the image stack takes no tokens"},
         {memcmp(c->name, v->name, sizeof c->name) == 0,
-         "the stacks of text and of images have one name, expected two"},
+         "the text and image stacks have the same name, expected two names"},
         {c->image_token && (c->mask == BN_MASK_BIDIRECTIONAL || !c->has_head),
-         "an image_token, expected with it a head, and a mask that is causal or prefix"},
-        {!c->image_token && c->has_head,
-         "images and a head, expected an image_token, or vectors of texts in place of the head"},
+         "an image_token, expected also a head, and a mask that is causal or prefix"},
+        {!c->image_token && c->has_head, "images and a head, expected an image_token, or no head"},
         {!c->image_token && !(c->pooling && v->pooling),
-         "texts or images have no pooling, expected one of each, or an image_token"}};
+         "the text or image stack has no pooling, expected both, or an image_token"}};
     if (!bn_reads(m) || !bn_sees(m))
         return BN_OK;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].wrong)
             return bn_fail(detail, BN_ERR_CONFIG, "%s", rules[i].says);
     if (of_text != of_image)
-        return bn_fail(detail, BN_ERR_CONFIG,
-                       "images become vectors of %zu numbers, expected %zu, as %s", of_image,
-                       of_text, c->image_token ? "the text has" : "texts do");
+        return bn_fail(detail, BN_ERR_CONFIG, "image vectors have %zu numbers, expected %zu, as %s",
+                       of_image, of_text,
+                       c->image_token ? "the text stack has" : "text vectors have");
     return BN_OK;
 }
 
@@ -80,7 +79,7 @@ static bn_status start_threads(int32_t asked, bn_pool **pool, char *detail) {
     const int32_t threads = asked ? asked : bn_default_threads();
     const bn_status status = bn_pool_new(threads, pool);
     if (status == BN_ERR_THREAD)
-        return bn_fail(detail, status, "the system does not give %d threads: ask for fewer",
+        return bn_fail(detail, status, "the system cannot start %d threads: request fewer",
                        (int)threads);
     return status;
 }

@@ -150,14 +150,16 @@ static void test_files(void) {
         {changed, 1, BN_MASK_PREFIX, BN_ERR_CONFIG, "mask is 2, expected 1 to 1"},
         {with_head, 0, 0, BN_ERR_CONFIG, "has_head is 1, expected 0 to 0"},
         {text_attention, 0, 0, BN_ERR_CONFIG, "pooling is 4, expected 0 to 3"},
-        {images_first, 0, 0, BN_ERR_CONFIG, "the stack of images is the first"},
-        {one_name, 0, 0, BN_ERR_CONFIG, "have one name, expected two"},
+        {images_first, 0, 0, BN_ERR_CONFIG, "the image stack is the first"},
+        {one_name, 0, 0, BN_ERR_CONFIG, "have the same name, expected two names"},
         {decoder_changed, 0, BN_INPUT_EMBEDDINGS, BN_ERR_CONFIG, "takes no tokens"},
         {decoder_changed, 1, BN_MASK_BIDIRECTIONAL, BN_ERR_CONFIG, "a mask that is causal"},
         {decoder_changed, 46, 0, BN_ERR_CONFIG, "images and a head, expected an image_token"},
-        {decoder_changed, 28, 0, BN_ERR_CONFIG, "an image_token, expected with it a head"},
-        {narrow, 0, 0, BN_ERR_CONFIG, "vectors of 23 numbers, expected 24, as the text has"},
-        {two_widths, 0, 0, BN_ERR_CONFIG, "vectors of 25 numbers, expected 24, as texts do"}};
+        {decoder_changed, 28, 0, BN_ERR_CONFIG, "an image_token, expected also a head"},
+        {narrow, 0, 0, BN_ERR_CONFIG,
+         "vectors have 23 numbers, expected 24, as the text stack has"},
+        {two_widths, 0, 0, BN_ERR_CONFIG,
+         "vectors have 25 numbers, expected 24, as text vectors have"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char why[BN_DETAIL_SIZE] = "";
         bn_model *model = NULL;

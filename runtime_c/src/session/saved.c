@@ -148,8 +148,8 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
     if (r->model_size != m->file.size || r->model_header != m->file.header_crc ||
         r->model_data != m->file.weights.data_crc)
         return bn_fail(detail, BN_ERR_MODEL,
-                       "the session is of a model of %" PRIu64 " bytes with checksum %08" PRIx32
-                       ", this one has %zu and %08" PRIx32,
+                       "the session belongs to a model of %" PRIu64
+                       " bytes with checksum %08" PRIx32 ", this one has %zu and %08" PRIx32,
                        r->model_size, r->model_header, m->file.size, m->file.header_crc);
     return BN_OK;
 }
@@ -211,10 +211,11 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
     s->cache.prefix = r->prefix;
     const size_t least = bn_cache_least(&s->cache, &s->stack->config);
     if ((size_t)r->position < least)
-        return bn_fail(detail, BN_ERR_CONFIG,
-                       "position %" PRId32 " of %" PRIu32
-                       " that were written, expected %zu or more: layers with a window forgot",
-                       r->position, r->written, least);
+        return bn_fail(
+            detail, BN_ERR_CONFIG,
+            "position %" PRId32 " of %" PRIu32
+            " that were written, expected %zu or more: layers with a window have forgotten",
+            r->position, r->written, least);
     const bn_status status = bn_cache_prepare(&s->cache, 0, (size_t)r->position);
     if (status)
         return bn_fail(detail, status, "%s", bn_status_text(status));
