@@ -21,7 +21,7 @@ void bn_trail_begin(bn_session *s, bn_workspace *w, int32_t n, int32_t next);
 void bn_trail_add(bn_session *s, int32_t place, const float *x);
 
 /* The last n tokens were computed: add the states of the workspace rows from `first` on. These rows
- * and those before them are overwritten. */
+ * and those before them may be overwritten. */
 void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n);
 
 /* Whether the draft's rows and the trail together cover all tokens before `position`. */
