@@ -163,7 +163,7 @@ def test_an_encoder_becomes_ternary_by_contrast(tmp_path: Path, capsys: pytest.C
     made = checkpoint.config
     assert made.mask == "bidirectional" and made.norm == "layer" and made.ternary == TERNARY_LINEARS
     kept = dataset.tokenize(["how now", "cow " * 90], checkpoint.words, tmp_path, "text", 0)
-    rows, _, documents = texts._pairs_of(kept, checkpoint.words, checkpoint.generation, True).rows([0], 24)
+    rows, _, documents = texts.pairs_of(kept, checkpoint.words, checkpoint.generation, True).rows([0], 24)
     ours = Tokenizer(checkpoint.words.to_str().encode(), made.vocab_size)
     assert rows[0][documents[0] == 0].tolist() == ours.encode("how now")
     assert rows[1].tolist() == [*ours.encode("cow " * 90)[:23], 1]
