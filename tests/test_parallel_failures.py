@@ -66,7 +66,7 @@ def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], 
     pair[1].kill()
     assert finish(pair) == [1, -signal.SIGKILL]
     errors = re.findall("bitnet: error: .*", (run / ".errors").read_text())
-    assert errors == ["bitnet: error: another process of this run ended without a word; perhaps memory ran out"]
+    assert errors == ["bitnet: error: another process of this run ended without an error; perhaps memory ran out"]
 
 
 def poisoned(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
-"""Attention whose four or five products take bf16 operands, on a CPU that multiplies these.
+"""Attention whose matrix products take bf16 operands, for CPUs that multiply bf16.
 
-torch's own attention on CPUs keeps nothing of size T·T, for which it computes weights twice and multiplies in
-fp32. Texts of training are short: here the weights are kept in bf16, and a step's attention takes a third of the time.
+torch's own attention on CPUs stores nothing of size T·T, so it computes the weights twice, and it multiplies in fp32.
+Training sequences are short: here the weights are kept in bf16, and a step's attention takes a third of the time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from bitnet.config import ModelConfig
 
 LONGEST = 1024
-"""Tokens up to which T·T weights of each head are no larger than what else a layer keeps."""
+"""Sequence length up to which the T·T weights of each head are no larger than a layer's other saved activations."""
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q·kᵀ·scale + bias)·v; heads that share keys are multiplied as one matrix of more rows."""
+    """softmax(q·kᵀ·scale + bias)·v; query heads that share a KV head are multiplied as one taller matrix."""
 
     @staticmethod
     def forward(
@@ -52,7 +52,7 @@ _attention: Callable[..., Tensor] = _Attention.apply
 
 
 def attention_in_bf16(q_BHTE: Tensor) -> bool:
-    """Whether to use it: under autocast, in training. What is evaluated is computed in fp32, as the engine does."""
+    """Whether to use `bf16_attention`: in training under autocast. Evaluation computes in fp32, as the engine does."""
     return (
         q_BHTE.device.type == "cpu"
         and torch.is_grad_enabled()
@@ -63,12 +63,12 @@ def attention_in_bf16(q_BHTE: Tensor) -> bool:
 
 
 def takes_blocks(config: ModelConfig) -> bool:
-    """Whether its attention may be torch's `flex_attention`, of which kernels are compiled for a GPU."""
+    """Whether its attention can use torch's `flex_attention`, whose kernels are compiled for a GPU."""
     return not (config.attention_softcap or config.dropout) and config.head_dim >= 16
 
 
 def attention_in_blocks(q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: BlockMask, scale: float) -> Tensor:
-    """What torch's scaled_dot_product_attention gives, without the blocks in which no token is seen."""
+    """The result of torch's scaled_dot_product_attention; blocks in which every token is masked are skipped."""
     device = q_BHTE.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q_BHTE.dtype
     q, k, v = (x.to(dtype) for x in (q_BHTE, k_BGTE, v_BGTE))
@@ -78,8 +78,8 @@ def attention_in_blocks(q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Bl
 def bf16_attention(
     q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """What torch's scaled_dot_product_attention gives. mask: true where a token sees another; with it there may be
-    more keys than queries."""
+    """The result of torch's scaled_dot_product_attention. mask: true where a token sees another; with a mask there
+    may be more keys than queries."""
     t = q_BHTE.shape[2]
     if mask is not None:
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)

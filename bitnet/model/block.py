@@ -1,4 +1,4 @@
-"""One layer of the transformer: attention, then a feed-forward network or a choice of several.
+"""One layer of the transformer: attention, then a feed-forward network or a mixture of experts.
 
 Shape letters as in `bitnet.model.transformer`, and N = B·T tokens, X experts.
 """
@@ -34,18 +34,18 @@ class Linears(nn.Module):
         return FloatLinear(inputs, outputs, bias)
 
     def add_linear_norms(self) -> None:
-        """With `linear_norm`, a norm for each of the linear layers that are there."""
+        """With `linear_norm`, a norm for each linear layer that exists."""
         for role in TERNARY_LINEARS if self.config.linear_norm else ():
             if hasattr(self, role):
                 setattr(self, f"{role}_linear_norm", self.norm(getattr(self, role).in_features))
 
     def own_norm(self, role: str, x: Tensor) -> Tensor:
-        """The norm that linear layer `role` has for itself, with `linear_norm`."""
+        """x through the norm of linear layer `role`, if the model has `linear_norm`."""
         y: Tensor = getattr(self, f"{role}_linear_norm")(x) if self.config.linear_norm else x
         return y
 
     def project(self, x: Tensor, *roles: str) -> tuple[Tensor, ...]:
-        """Linear layers of one input, each behind its own norm."""
+        """Linear layers on the same input, each after its own norm."""
         layers = [getattr(self, role) for role in roles]
         if self.config.linear_norm:
             return tuple(layer(self.own_norm(role, x)) for role, layer in zip(roles, layers, strict=True))
@@ -76,7 +76,7 @@ class Linears(nn.Module):
 
 
 class Expert(Linears):
-    """A feed-forward network of which a layer has several."""
+    """One of the feed-forward networks of a mixture-of-experts layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -88,10 +88,10 @@ class Expert(Linears):
 
 
 def routes(config: ModelConfig, logits_NX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The experts that each token takes, its likeliest first, (N, k); their shares, (N, k); all shares, (N, X).
+    """The experts of each token, most probable first, (N, k); their shares, (N, k); all shares, (N, X).
 
-    p = softmax over all experts; of equal ones the first is taken. The shares are those of p, divided by their
-    sum with `normalize_routing`. Source: arXiv 2401.04088 (whose softmax over the chosen is the same), 2101.03961.
+    p = softmax over all experts; ties go to the first. The shares are the values of p, with `normalize_routing` divided
+    by their sum. Source: arXiv 2401.04088 (whose softmax over the chosen experts is the same), 2101.03961.
     """
     p_NX = logits_NX.softmax(-1)
     sorted_NX, experts_NX = p_NX.sort(dim=-1, descending=True, stable=True)
@@ -104,9 +104,9 @@ def routes(config: ModelConfig, logits_NX: Tensor) -> tuple[Tensor, Tensor, Tens
 class Block(Linears):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    config: what the model's says of this layer, `ModelConfig.of_layer`.
-    With experts, `balance` is, after a pass, the loss that is least when all are taken as often (arXiv 2101.03961
-    eq. 4: 1 then, up to X), and `load` (X,) the share of the tokens' choices that fell on each.
+    config: the configuration of this layer, `ModelConfig.of_layer`.
+    With experts, after a forward pass `balance` is the load-balancing loss (arXiv 2101.03961 eq. 4: 1 when all experts
+    are chosen equally often, X at most), and `load` (X,) is each expert's share of the tokens' choices.
     """
 
     balance: Tensor
@@ -124,7 +124,7 @@ class Block(Linears):
         self.q = self.linear("q", d, queries, config.qkv_bias)
         self.k = self.linear("k", d, keys, config.qkv_bias)
         self.v = self.linear("v", d, keys, config.qkv_bias)
-        self.qkv = nn.Identity()  # the three of them pass here, for whoever watches (`bitnet.train.distill`)
+        self.qkv = nn.Identity()  # all three pass through it, so that a hook can see them (`bitnet.train.distill`)
         self.q_norm = self.norm(e, config.qk_norm)
         self.k_norm = self.norm(e, config.qk_norm)
         self.attn_sub_norm = self.norm(queries, config.sub_norm)
@@ -141,13 +141,13 @@ class Block(Linears):
         self.add_linear_norms()
 
     def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask = None) -> Tensor:
-        """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: of `bitnet.model.masks`."""
+        """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: see `bitnet.model.masks`."""
         x_BTD = self.added(x_BTD, self.attention(self.attn_norm(x_BTD), cos, sin, mask), self.attn_post_norm)
         network = self.mixture if self.config.n_experts else self.feed_forward
         return self.added(x_BTD, network(self.ffn_norm(x_BTD)), self.ffn_post_norm)
 
     def added(self, x_BTD: Tensor, y_BTD: Tensor, after: nn.Module) -> Tensor:
-        """x + y, the norm after a sublayer where the model has it: of y, or of the sum."""
+        """x + y; a norm after the sublayer, if the model has one, is applied to y or to the sum."""
         y_BTD, scale = self.dropped(y_BTD), self.config.residual_scale
         if self.config.residual_norm:
             out: Tensor = after(torch.add(x_BTD, y_BTD, alpha=scale))
@@ -172,7 +172,7 @@ class Block(Linears):
         dropout = self.config.dropout if self.training else 0.0
         plain = not (self.config.attention_softcap or self.keep_weights or dropout)
         in_bf16 = plain and attention_in_bf16(q_BHTE)
-        with torch.autocast("cpu", enabled=False):  # what it would cast is cast here, or stays fp32
+        with torch.autocast("cpu", enabled=False):  # the casts are made explicitly, or values stay fp32
             if in_bf16:
                 return bf16_attention(q_BHTE, k_BGTE, v_BGTE, mask, causal, self.config.attention_scale)
             return self.attend_in_floats(q_BHTE, k_BGTE, v_BGTE, mask, causal, dropout)
@@ -183,7 +183,7 @@ class Block(Linears):
         scale = self.config.attention_scale
         if not self.config.attention_softcap and not self.keep_weights:
             if q_BHTE.is_cuda and (mask is not None or q_BHTE.dtype == torch.float32):
-                # Kernels of linear memory share no keys here; the one that does would write all T·T weights.
+                # Here kernels with linear memory cannot share KV heads; the one that can would write all T·T weights.
                 shared = q_BHTE.shape[1] // k_BGTE.shape[1]
                 k_BGTE, v_BGTE = (kv.repeat_interleave(shared, 1) for kv in (k_BGTE, v_BGTE))
             return F.scaled_dot_product_attention(
@@ -202,9 +202,9 @@ class Block(Linears):
         return F.dropout(weights_BHTT, dropout) @ v_BGTE.repeat_interleave(group, 1)
 
     def mixture(self, x_BTD: Tensor) -> Tensor:
-        """Σ share · expert(x) over the experts that a token takes, added in the order of their shares.
+        """Σ share · expert(x) over the experts of a token, added in the order of their shares.
 
-        Each expert computes its tokens together. The router is float whatever else is quantized.
+        Each expert computes its tokens as one batch. The router is never quantized.
         """
         x_ND, k, n_experts = x_BTD.flatten(0, -2), self.config.experts_per_token, self.config.n_experts
         with torch.autocast(x_ND.device.type, enabled=False):

@@ -1,8 +1,8 @@
-"""`--compile`: the layers of a model compiled by torch, one graph for all that are alike, and the loss of its head.
+"""`--compile`: torch compiles the layers of a model, identical ones into one graph, and the loss of its head.
 
-Layer by layer and not the whole model: that takes a time which does not grow with depth, and was no slower.
-Compiled kernels sum in another order, so a norm or γ may differ in its last bit, and rarely an int8 code with it.
-Whatever is compared with the exported file is therefore computed `eagerly`.
+It compiles layers, not the whole model: compile time then does not grow with depth, and training was no slower.
+Compiled kernels sum in another order, so a norm or γ may differ in its last bit, which rarely changes an int8 code.
+Everything that is compared with the exported file is therefore computed `eagerly`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bitnet.model.attention import takes_blocks
 from bitnet.model.transformer import Transformer
 
 GRAPHS = 256
-"""Of one function, in a process: what torch allows all functions together. By itself it stops at 8, after which it runs
-layers as they are written and only warns. A model takes up to four, and more when its layers differ: a third training
-in a notebook would lose its speed."""
+"""Graphs of one function in a process; torch's limit for all functions together. torch's default is 8, after which it
+runs layers eagerly with only a warning. A model takes up to four, and more when its layers differ: the third run in a
+notebook would be slow."""
 
 
 class CompilerError(ValueError):
@@ -25,11 +25,11 @@ class CompilerError(ValueError):
 
 
 def compile_layers(model: Transformer, backend: str = "inductor") -> None:
-    """In place: names of parameters and modules stay. Raises CompilerError where torch cannot compile.
+    """Compile in place: names of parameters and modules stay. Raises CompilerError where torch cannot compile.
 
     backend: one of torch.compile's.
     """
-    if backend == "inductor" and " " in torch.__path__[0]:  # it names its headers to the compiler without quotes
+    if backend == "inductor" and " " in torch.__path__[0]:  # torch does not quote the path of its headers
         raise CompilerError(
             f"--compile, but torch is installed in {torch.__path__[0]!r}, and cannot compile from a path with a space; "
             "install into another, or leave --compile out"
@@ -37,7 +37,7 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
     probe = torch.compile(torch.neg, backend=backend)
     try:
         probe(torch.zeros(2, device=model.device))
-    except Exception as error:  # as many kinds as there are ways for a compiler to be missing or broken
+    except Exception as error:  # its type depends on how the compiler is missing or broken
         reason = str(error).strip().splitlines()[0]
         raise CompilerError(
             f"--compile, but torch cannot compile here ({reason}); it needs a C++ compiler, g++ or the one that CXX "
@@ -52,6 +52,6 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
 
 
 def eagerly() -> contextlib.AbstractContextManager[None]:
-    """Inside, compiled layers run as they are written, and hooks on their modules are called."""
+    """A context in which compiled layers run eagerly, and hooks on their modules are called."""
     stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance

@@ -1,12 +1,12 @@
-"""A draft: one layer that guesses what a model will say next, so that several tokens are computed in one pass.
+"""A draft: one layer that guesses a model's next tokens, so that the model computes several in one pass.
 
-It takes the model's state of a token after the final norm and the embedding row of the next token, and gives a state
-for the model's own head, which then says what stands behind that token (export/FORMAT.md, "A draft"). From its own
-state it goes on, step by step, with the same weights. Form: DeepSeek-V3 (arXiv 2412.19437 §2.2); steps unrolled over
-its own states: arXiv 2503.01840, 2509.18362.
+It takes the model's hidden state of a token after the final norm and the embedding row of the next token, and returns a
+state from which the model's own head predicts the token after that one (export/FORMAT.md, "A draft"). It continues
+from its own states, step by step, with the same weights. Form: DeepSeek-V3 (arXiv 2412.19437 §2.2); steps unrolled
+over its own states: arXiv 2503.01840, 2509.18362.
 
-Entry j stands for tokens j and j + 1. In step k it has what step k − 1 gave at entry j − 1 in place of the state; of
-the entries before it, it sees what a chain of k steps has: those of the first step up to j − k + 1, then one of each.
+Entry j stands for tokens j and j + 1. In step k its state is the output of step k − 1 at entry j − 1. It attends to
+the entries that a chain of k steps has: those of the first step up to j − k + 1, then one of each later step.
 
 Shape letters as in `bitnet.model.transformer`; E entries, S steps.
 """
@@ -29,19 +29,19 @@ from bitnet.model.positions import places
 
 STEPS = 3
 WEIGHTS = (0.51, 0.31, 0.18)
-"""Of the steps in the loss: arXiv 2509.18362."""
+"""Weights of the steps in the loss: arXiv 2509.18362."""
 
 
 class Steps(NamedTuple):
-    """What the steps of a draft came to at every entry."""
+    """Results of the steps of a draft at every entry."""
 
     loss: Tensor  # (): Σ over entries and steps of weight · cross-entropy, nats
-    counts: Tensor  # (S, B, E): whether a chain of so many steps, ending here, is within one text
-    right: Tensor  # (S, B, E): whether it says here what the model takes for the likeliest
+    counts: Tensor  # (S, B, E): whether the chain of that many steps that ends here is within one document
+    right: Tensor  # (S, B, E): whether the draft's most probable token here is the model's
 
 
 class Recalling(Block):
-    """A layer whose tokens see keys and values of the calls before, too, as far as the mask lets them."""
+    """A layer whose tokens also attend to keys and values of earlier calls, as far as the mask allows."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -74,7 +74,7 @@ class Draft(nn.Module):
     def states(
         self, hidden_BED: Tensor, rows_BED: Tensor, documents_BE: Tensor | None = None, steps: int = 1
     ) -> list[Tensor]:
-        """The states (B, E, D) after each step, for the model's head. Step k has none at the first k − 1 entries.
+        """The states (B, E, D) after each step, for the model's head. In step k the first k − 1 entries are not valid.
 
         hidden: the model's state of each entry's first token; rows: embedding rows of its second.
         """
@@ -98,18 +98,18 @@ class Draft(nn.Module):
         return found
 
     def _seen(self, config: ModelConfig, x_BED: Tensor, documents_BE: Tensor | None, step: int) -> Tensor:
-        """What each entry sees of the entries of this step, the last part, and of those before it."""
+        """Mask (..., E, steps · E): which entries of each step so far every entry sees; this step is the last part."""
         n = x_BED.shape[1]
         index = torch.arange(n, device=x_BED.device)
         behind = index[:, None] - index
         sees = visible("causal", n, config.sliding_window, documents_BE, None, x_BED)
         chain = [behind >= step, *(behind == step - earlier for earlier in range(1, step + 1))]
-        # Where a chain would begin before the text an entry sees itself: a row without anything to see gives NaN.
+        # Where a chain would start before the text, an entry sees itself: a fully masked row would give NaN.
         return torch.cat([sees & part for part in chain], -1)
 
 
 def within(documents_BT: Tensor, step: int) -> Tensor:
-    """(B, T − 1): whether a chain of step + 1 steps that ends at an entry begins in its text."""
+    """(B, T − 1): whether the chain of step + 1 steps that ends at an entry starts in the same document."""
     first_BT = begins(documents_BT)
     runs_BT = first_BT.cumsum(1)
     start_BE = F.pad(runs_BT, (step, 0), value=-1)[:, : runs_BT.shape[1] - 1]
@@ -119,9 +119,9 @@ def within(documents_BT: Tensor, step: int) -> Tensor:
 def unrolled(
     draft: Draft, head: Head, hidden_BTD: Tensor, rows_BTD: Tensor, targets_BT: Tensor, documents_BT: Tensor | None
 ) -> Steps:
-    """A draft at every place of a text, at the size of the loss. The gradient ends at what it takes from its model.
+    """The draft at every position of a text, for the loss. Gradients do not flow into the model.
 
-    hidden: the model's states; rows: the embedding's; targets: the tokens behind each, negative where none counts.
+    hidden: the model's states; rows: embedding rows; targets: the next tokens, negative where ignored.
     """
     hidden_BTD, rows_BTD = hidden_BTD.detach(), rows_BTD.detach()
     documents_BE = None if documents_BT is None else documents_BT[:, :-1]
@@ -135,10 +135,10 @@ def unrolled(
 
 
 def accepted(steps: Steps) -> tuple[Tensor, Tensor]:
-    """How many chains had their first 1, 2, ... guesses all right (S,), and of how many these all count (S,)."""
+    """How many chains had their first 1, 2, ... guesses all right (S,), and in how many these all count (S,)."""
 
     def of_chains(flags_SBE: Tensor, step: int) -> Tensor:
-        """Whether guess m of a chain, at the m-th entry from its first, has the flag, for every m up to `step`."""
+        """Whether guesses 0 to `step` of each chain, at consecutive entries, all have the flag."""
         n = flags_SBE.shape[2] - step
         return torch.stack([flags_SBE[m, :, m : m + n] for m in range(step + 1)]).all(0)
 

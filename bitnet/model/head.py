@@ -1,7 +1,7 @@
-"""Head and cross-entropy in one, in portions of the tokens: all logits are never in memory at once.
+"""Fused head and cross-entropy, over portions of the tokens: all logits are never in memory at once.
 
-A vocabulary is larger than any width, so logits and their gradient would be the largest tensors of a step. Each
-portion's gradient is made when its logits are; the backward pass only scales it.
+The vocabulary is larger than the width, so the logits and their gradient would be the largest tensors of a step. Each
+portion's gradient is computed together with its logits; the backward pass only scales it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bitnet.float_product import product
 from bitnet.quant import activation_codes, head_operands, integer_product, output_logits
 
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
-"""Logits at once: what a CPU's cache holds, and what keeps a GPU busy."""
+"""Logits per portion: as many as a CPU's cache holds, or enough to keep a GPU busy."""
 
 Integers = tuple[Tensor, Tensor, Tensor, Tensor] | None
-"""What `integer_product` takes, where int8 numbers are multiplied."""
+"""Arguments of `integer_product`, where int8 numbers are multiplied."""
 
 
 class Bias(nn.Module):
-    """All that a head has for itself when its matrix is the embedding."""
+    """The only parameter of a head whose matrix is the embedding."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Bias(nn.Module):
 
 
 class Head(NamedTuple):
-    """What makes logits of states."""
+    """The parameters that turn hidden states into logits."""
 
     config: ModelConfig
     weight: Tensor  # (V, D)
@@ -52,7 +52,10 @@ class Head(NamedTuple):
 def portion(
     x_ND: Tensor, w_VD: Tensor, integers: Integers, bias_V: Tensor | None, targets_N: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropy in nats, and its gradient (N, V) for the products. integers: those x and w stand for."""
+    """Summed cross-entropy in nats, and its gradient (N, V) by the logits before the softcap.
+
+    integers: the codes and scales that x and w stand for.
+    """
     z_NV = _logits(x_ND, w_VD, integers, bias_V, softcap)
     counts_N1 = (targets_N >= 0)[:, None]
     at_N1 = targets_N.clamp(min=0)[:, None]
@@ -79,7 +82,7 @@ Portion = Callable[[Tensor, Tensor, Integers, Tensor | None, Tensor, float], tup
 def _as_it_counts(
     x_ND: Tensor, codes: tuple[Tensor, Tensor] | None, config: ModelConfig, amount: float | Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Integers]:
-    """The head's input, and the integers of the product at λ = 1. codes: of the head, then."""
+    """The head's input as quantized at λ, and the integers of the product at λ = 1. codes: the head's, at λ = 1."""
     if config.head_format not in ("ternary", "int8"):
         return x_ND.to(dtype), None
     q, s = activation_codes(x_ND)
@@ -88,13 +91,13 @@ def _as_it_counts(
 
 
 def portions(x: Tensor, numbers: int) -> list[slice]:
-    """The rows of x in parts, each small enough for so many numbers a row beside it."""
+    """Slices of the rows of x, each short enough for a temporary of `numbers` values per row."""
     rows = max(1, PORTION.get(x.device.type, 1 << 24) // numbers)
     return [slice(first, first + rows) for first in range(0, len(x), rows)]
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """Of the operands of the head's product."""
+    """The dtype of the operands of the head's product."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -140,7 +143,7 @@ def summed_cross_entropy(
 
 
 class _LogProbabilities(torch.autograd.Function):
-    """As `_HeadLoss`, but that each target is for itself: so its logits are made again in the backward pass."""
+    """Like `_HeadLoss`, but each target has its own gradient, so the backward pass computes the logits again."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: Head) -> Tensor:
@@ -174,7 +177,7 @@ class _LogProbabilities(torch.autograd.Function):
 def _portions(
     x_ND: Tensor, w: Tensor, codes: tuple[Tensor, Tensor] | None, bias_V: Tensor | None, head: Head, dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Of so many states each time: where they are, as they count, and their logits."""
+    """For each portion of the states: its slice, the states as quantized at λ, and their logits."""
     with torch.autocast(x_ND.device.type, enabled=False):
         for here in portions(x_ND, len(w)):
             x, integers = _as_it_counts(x_ND[here], codes, head.config, head.amount, dtype)
@@ -182,7 +185,7 @@ def _portions(
 
 
 def log_probabilities(head: Head, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-    """Of each target that counts (>= 0), in nats, 0 of the others: (B, T). x: hidden states after the final norm."""
+    """Log-probability of each target in nats, 0 where ignored (< 0): (B, T). x: hidden states after the final norm."""
     counts = targets_BT >= 0
     apply: Callable[..., Tensor] = _LogProbabilities.apply
     found = apply(x_BTD[counts], head.weight, head.bias, targets_BT[counts], head)
@@ -190,11 +193,11 @@ def log_probabilities(head: Head, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 TEXT = 0.1
-"""Share of the text itself in what a draft learns; the rest is what the model says of it."""
+"""Weight of the text's own tokens in a draft's training targets; the rest are the model's probabilities."""
 
 
 class _DraftLoss(torch.autograd.Function):
-    """As `_HeadLoss`, of a head that is given: the gradient goes to the states alone."""
+    """Like `_HeadLoss` with a frozen head: only the states get a gradient."""
 
     @staticmethod
     def forward(
@@ -240,7 +243,7 @@ class _DraftLoss(torch.autograd.Function):
 def draft_loss(
     states_SND: Tensor, taught_ND: Tensor, targets_N: Tensor, counts_SN: Tensor, weights: Sequence[float], head: Head
 ) -> tuple[Tensor, Tensor]:
-    """Σ weight · cross-entropy over steps and states that count, in nats, against what `head` says of the states
-    `taught`, and a little against the text; and where a state says, as they do, what is likeliest (S, N)."""
+    """Σ weight · cross-entropy over steps and states that count, in nats, against the probabilities that `head` gives
+    for the states `taught`, mixed with `TEXT` of the target; and whether both have the same likeliest token (S, N)."""
     apply: Callable[..., tuple[Tensor, Tensor]] = _DraftLoss.apply
     return apply(states_SND, taught_ND, targets_N, counts_SN, weights, head)

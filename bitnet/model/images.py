@@ -1,4 +1,4 @@
-"""What a stack that looks at images has for itself, and how a decoder is shown what it saw.
+"""Parts of a vision stack, and how its vectors are put into the input of a decoder.
 
 Shape letters as in `bitnet.model.transformer`, and C channels, S pixels of a side, N vectors of an image.
 """
@@ -16,18 +16,18 @@ from bitnet.config import ModelConfig
 
 
 class Shared(NamedTuple):
-    """Images of which some stand in several places, or texts: each is looked at once."""
+    """Images of which some occur at several places, or in several texts: each is encoded once."""
 
     pixels: Tensor  # (u, C, S, S)
-    which: Tensor  # int (n,), of each place in the batch, in order
+    which: Tensor  # int (n,), the image at each place in the batch, in order
 
 
 Images = Tensor | Sequence[Tensor] | Shared
-"""Of a batch of texts, in their order: (B, n, C, S, S), or (n, C, S, S) of all, or of each text (n, C, S, S)."""
+"""For a batch of texts, in order: (B, n, C, S, S), or (n, C, S, S) for all, or (n, C, S, S) for each text."""
 
 
 def patches_of(config: ModelConfig, pixels_BCSS: Tensor) -> Tensor:
-    """Patches row by row, each a vector in the order (channel, y, x): (B, patches, C·p²). What remains is left out."""
+    """Patches row by row, each a vector in the order (channel, y, x): (B, patches, C·p²). A remainder is cut off."""
     expected, size = (config.channels, config.image_size, config.image_size), config.patch_size
     found = tuple(pixels_BCSS.shape)
     if found[1:] != expected or not pixels_BCSS.is_floating_point():
@@ -42,9 +42,9 @@ def patches_of(config: ModelConfig, pixels_BCSS: Tensor) -> Tensor:
 
 
 class Similarity(nn.Module):
-    """e^t · (image · text) + b, of vectors of length 1, with t and b learned: arXiv 2303.15343.
+    """e^t · (image · text) + b for vectors of length 1, with t and b learned: arXiv 2303.15343.
 
-    They begin as the configuration says, or with ln 10 and -10; those of a packed file are in its configuration.
+    They start from the configuration's values, or ln 10 and -10; a packed file has its values in its configuration.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -54,12 +54,12 @@ class Similarity(nn.Module):
         self.bias = nn.Parameter(torch.tensor([config.similarity_bias if said else -10.0]))
 
     def forward(self, images_BD: Tensor, texts_BD: Tensor) -> Tensor:
-        """(images, texts)."""
+        """Shape (images, texts)."""
         return self.log_scale.exp() * (images_BD @ texts_BD.T) + self.bias
 
 
 def one_batch(images: Images) -> tuple[Tensor, list[int] | None]:
-    """All images of a batch of texts, (n, C, S, S), and how many each text has, where that is said."""
+    """All images of a batch of texts, (n, C, S, S), and how many each text has, None if unknown."""
     if isinstance(images, Shared):
         return images.pixels, None
     if isinstance(images, Tensor):
@@ -68,7 +68,7 @@ def one_batch(images: Images) -> tuple[Tensor, list[int] | None]:
 
 
 def looked_at(images: Images, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[int] | None]:
-    """Their vectors in the order of their places, (n, N, D), and how many images each text has, where that is said."""
+    """Their vectors in the order of their places, (n, N, D), and how many images each text has, None if unknown."""
     pixels, counts = one_batch(images)
     seen_nND = features(pixels)
     return (seen_nND[images.which] if isinstance(images, Shared) else seen_nND), counts
@@ -79,7 +79,7 @@ def put_in_place(
 ) -> Tensor:
     """x with the vectors of images in place of the rows of `image_token`, in order.
 
-    counts: how many images each text has. Raises ValueError: there are more places than vectors, or fewer.
+    counts: how many images each text has. Raises ValueError if the number of places is not that of the vectors.
     """
     here_BT = tokens_BT == image_token
     n, size = (0, 0) if features_nND is None else (len(features_nND), features_nND.shape[1])

@@ -1,4 +1,4 @@
-"""What the weights of a stack are before anything is learnt."""
+"""Initial weights of a stack."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bitnet.config import ModelConfig
 
 
 def draw_weights(stack: nn.Module) -> None:
-    """Normal weights, gains 1, biases 0, adapters that add nothing. stack: a module with a `config`.
+    """Initialize: normal weights, gains 1, biases 0, adapters that add nothing. stack: a module with a `config`.
 
-    Ternary codes do not depend on the deviation, but the learning rate counts in its units,
-    and γ does: o and down begin small, so that the token itself, of size D**-0.5, is not
-    drowned in the residual stream by what random layers add to it. (Against 0.02 everywhere:
+    Ternary codes do not depend on the standard deviation, but γ does, and the learning rate acts
+    relative to it: o and down start small, so that what random layers add to the residual stream
+    does not drown the token itself, of size D**-0.5. (Compared with 0.02 everywhere:
     5.3 nats instead of 5.8 after 150,000 tokens, three layers of width 128.)
-    Of images, what is float keeps the size of its inputs, and a patch becomes as large as a token.
+    Float layers of a vision stack preserve the size of their inputs, and a patch becomes as large as a token.
     """
     config: ModelConfig = stack.config  # type: ignore[assignment]
     small, row = 0.02 / (2 * config.n_layers), config.dim**-0.5

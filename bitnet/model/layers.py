@@ -1,10 +1,10 @@
-"""What lies between the linear layers: norm, rotation, gate.
+"""The operations between linear layers: norm, rotation, gate.
 
-On a CPU these cost as much as the products do, because each reads and writes whole activations. So
-their backward passes are written out: fewer passes over memory, and only inputs are saved for them.
-The values of the forward passes are those of the plain formulas, bit for bit.
+On a CPU these cost as much as the matrix products, because each reads and writes whole activations. So their
+backward passes are hand-written: they make fewer passes over memory, and save only inputs.
+The forward passes give the values of the plain formulas, bit for bit.
 
-No forward pass returns what an operation in place returned: compiled by torch 2.11, such a tensor has no gradient
+No forward pass returns the result of an in-place operation: compiled by torch 2.11, such a tensor has no gradient
 (pytorch/pytorch issue 180642).
 """
 
@@ -34,13 +34,13 @@ class _Normalized(torch.autograd.Function):
         x, weight, r = ctx.saved_tensors
         product = grad * x
         with torch.autocast(x.device.type, enabled=False):  # compiled, the backward pass is traced under autocast
-            mean = (product @ weight).unsqueeze(-1) * (r.square() / weight.numel())  # of g·w·x̂, times r
+            mean = (product @ weight).unsqueeze(-1) * (r.square() / weight.numel())  # mean(g·w·x̂), times r
             grad_w = (r.flatten()[None] @ product.flatten(0, -2))[0]
         return (grad * weight).sub_(x * mean).mul_(r), grad_w, None
 
 
 class _Rotated(torch.autograd.Function):
-    """Backward of a rotation is the rotation back."""
+    """The gradient of a rotation is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + rope_dim/2) of a head; dimensions past rope_dim stay."""
+    """Rotate each pair (i, i + rope_dim/2) of a head; dimensions past rope_dim stay unchanged."""
     return _rotated(x_BHTE, cos, sin)
 
 
@@ -127,5 +127,5 @@ NORMS = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 def norm_of(config: ModelConfig, dim: int) -> nn.Module:
-    """The kind of norm that a model has, of `dim` values."""
+    """A norm over `dim` values, of the kind that the model has."""
     return NORMS[config.norm](dim, config.norm_eps, config.norm_bias)

@@ -1,7 +1,7 @@
-"""Which tokens of a row see which others, and at what position each stands.
+"""Which tokens of a row see which others, and the position of each.
 
-One rule: token i sees token j when the mask of the model says so, when both are of one document, and when
-fewer than `window` positions lie between them. What only fills a row up is a document of its own.
+One rule: token i sees token j if the model's kind of mask allows it, both belong to the same document, and
+their positions differ by less than `window`. Padding is a document of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bitnet.config import ModelConfig
 BLOCK = 128  # tokens, as torch's kernels take them
 
 Mask = Tensor | BlockMask | None
-"""What a layer is told: true where a token sees another, or which blocks of tokens to look at; None: what the kind of
-mask says alone."""
+"""The mask given to a layer: true where a token sees another, or which blocks of tokens to compute; None: only the
+model's kind of mask applies."""
 
 
 def attention_mask(
@@ -28,7 +28,7 @@ def attention_mask(
     like: Tensor,
     in_blocks: bool = False,
 ) -> Mask:
-    """Of a model's layer. in_blocks: as `blocks`, which takes no memory of T·T."""
+    """The mask of a model's layer. in_blocks: as `blocks`, which needs no T·T memory."""
     window = config.sliding_window if config.sliding_window < n_tokens else 0
     prefix_B = prefix_B if config.mask == "prefix" else None
     if documents_BT is None and prefix_B is None and not window:
@@ -40,9 +40,9 @@ def attention_mask(
 def seen(
     mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The first token that each one sees, and the one behind the last: (T,), or (B, T) where rows of the batch differ.
+    """First token that each token sees, and last one plus 1: (T,), or (B, T) where rows of the batch differ.
 
-    window: 0 for none. prefix_B: how many tokens at the beginning of each row all others see.
+    window: 0 for none. prefix_B: how many tokens at the start of each row all others see.
     """
     index = torch.arange(n_tokens, device=like.device)
     first, last = torch.zeros_like(index), index + 1
@@ -73,7 +73,7 @@ def visible(
 def blocks(
     mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
 ) -> BlockMask:
-    """The same for `flex_attention`: of BLOCK tokens, which such blocks hold one that any of them sees."""
+    """The same for `flex_attention`: for each block of BLOCK tokens, the blocks with a token that any of them sees."""
     first, last = (each.expand(len(like), -1) for each in seen(mask, n_tokens, window, documents_BT, prefix_B, like))
     n, filling = -(-n_tokens // BLOCK), (0, -n_tokens % BLOCK)
     begin_BN = F.pad(first, filling, value=n_tokens).unflatten(1, (n, BLOCK)).amin(2) // BLOCK
@@ -88,13 +88,13 @@ def blocks(
 
 
 def begins(documents_BT: Tensor) -> Tensor:
-    """(B, T), true where a document begins: a run of equal numbers."""
+    """(B, T), true where a document starts; a document is a run of equal numbers."""
     first_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     first_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
     return first_BT
 
 
 def positions(documents_BT: Tensor) -> Tensor:
-    """(B, T), how many tokens of its own document stand before each."""
+    """(B, T), how many tokens of its own document precede each token."""
     index = torch.arange(documents_BT.shape[1], device=documents_BT.device).expand_as(documents_BT)
     return index - torch.where(begins(documents_BT), index, 0).cummax(dim=1).values

@@ -1,10 +1,10 @@
-"""Several processes, one run: what torchrun starts, with DDP or FSDP2.
+"""Training in several processes started by torchrun, with DDP or FSDP2.
 
 docs/several-machines.md says what stays the same.
 
-Each function also serves a run of one process, where it changes nothing. Collective ones have to be called by all
-processes; what decides how a run goes on (losses, signals, clocks) passes through `total`, `largest` or `from_first`,
-so that all processes decide alike and none waits for another that has left.
+Each function also works in a run of one process, where it changes nothing. All processes have to call collective
+functions; values that decide how a run continues (losses, signals, clocks) pass through `total`, `largest` or
+`from_first`, so that all processes decide alike and none waits for one that has exited.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from bitnet.model.transformer import Transformer
 T = TypeVar("T")
 
 PATIENCE = datetime.timedelta(days=1)
-"""How long processes wait for the first to read the text. That one has died is noticed by torchrun, not by this."""
+"""How long processes wait for the first to read the text. A dead process is detected by torchrun, not by this."""
 
 
 _JOINED = itertools.count()
-"""Times that this process joined others."""
+"""How often this process has joined a group."""
 
 
 class ParallelError(ValueError):
@@ -62,21 +62,21 @@ def is_first() -> bool:
 
 @functools.cache
 def _met() -> tuple[Store, int, int]:
-    """Where processes find each other, the number of this one, and how many there are: once, as the first keeps it."""
+    """The store, this process's rank and the world size. Called once per process, as the first one hosts the store."""
     return cast(tuple[Store, int, int], next(rendezvous("env://")))
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Inside, the processes that were started together know each other: by gloo, and on CUDA devices by NCCL.
+    """A context with the process group initialized: gloo, and NCCL on CUDA devices.
 
-    When several fail, the first to do so says why, the others exit in silence with code 1.
+    When several processes fail, the first reports why; the others exit silently with code 1.
     """
     if not launched():
         yield
         return
     kept, number, count = _met()
-    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # the time before has left what it wrote
+    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # an earlier run in this process left its keys
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     try:
@@ -85,14 +85,14 @@ def joined() -> Iterator[None]:
         if not _speaks(store):
             sys.exit(1)
         if isinstance(error, RuntimeError) and "onnection" in str(error):  # gloo has no exception of its own
-            raise ParallelError("another process of this run ended without a word; perhaps memory ran out") from None
+            raise ParallelError("another process of this run ended without an error; perhaps memory ran out") from None
         raise
-    gc.collect()  # models of DDP are in cycles and hold the group, whose threads must not outlive Python
+    gc.collect()  # DDP models are in reference cycles and hold the group, whose threads must not outlive Python
     dist.destroy_process_group()
 
 
 def take_gpu() -> None:
-    """Make "cuda" mean another device in each process of a machine."""
+    """Give "cuda" a different device in each process of a machine."""
     place, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= there:
         raise ParallelError(f"process {place + 1} of this machine finds {there} GPUs; lower --nproc-per-node")
@@ -100,10 +100,10 @@ def take_gpu() -> None:
 
 
 def _speaks(store: Store) -> bool:
-    """Whether this process is the first that failed."""
+    """Whether this process was the first to fail."""
     try:
         return bool(store.add("failed", 1) == 1)
-    except RuntimeError:  # the process that kept the store has left
+    except RuntimeError:  # the process that hosts the store has exited
         return False
 
 
@@ -129,7 +129,7 @@ def _reduced(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What `make` returns in the first process, in every process. It has to be something that can be pickled."""
+    """The first process's result of `make`, in every process. It has to be picklable."""
     if size() == 1:
         return make()
     box = [make() if is_first() else None]
@@ -138,12 +138,12 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def wait_for_first() -> None:
-    """Until the first process gets here."""
+    """Block until the first process gets here."""
     from_first(bool)
 
 
 def check_same(told: Mapping[str, object]) -> None:
-    """Raises ParallelError, in all processes: one was told, or read, something else than the first."""
+    """Raises ParallelError in all processes if any has options or data that differ from the first process's."""
     first = from_first(lambda: dict(told))
     other = next((i for i, name in enumerate(first) if told.get(name) != first[name]), -1)
     (found,) = largest([other])
@@ -157,15 +157,15 @@ def check_same(told: Mapping[str, object]) -> None:
 
 
 def share(first: int, last: int) -> tuple[int, int]:
-    """The part of a range that is for this process. The parts differ by 1 at most, and the union is the range."""
+    """This process's part of a range. The sizes differ by 1 at most, and the union is the range."""
     n = last - first
     return first + n * rank() // size(), first + n * (rank() + 1) // size()
 
 
 def dealt(n: int) -> Iterator[tuple[int, bool]]:
-    """Which of n things are for this process. Each gets as many: the last may be repeats, marked False.
+    """This process's indices among n. All processes get equally many: the last may be repeats, marked False.
 
-    (A sharded model computes in all processes or in none.)
+    (All processes have to take part in each pass of a sharded model.)
     """
     for first in range(0, n, size()):
         yield min(first + rank(), n - 1), first + rank() < n
@@ -175,10 +175,10 @@ def dealt(n: int) -> Iterator[tuple[int, bool]]:
 
 
 def shard(model: Transformer, device: str) -> None:
-    """FSDP2: from here on every process keeps its rows of each parameter, of its gradient, and of its moments.
+    """FSDP2: from here on every process holds its rows of each parameter, gradient and optimizer state.
 
-    The weights are those of the first process; those of the others may be on the meta device. A layer is whole in a
-    process only while it computes. Masters are gathered in fp32, so that scales and codes are those of one process.
+    The weights are those of the first process; the others may have theirs on the meta device. A layer is gathered in a
+    process only while it computes. Master weights are gathered in fp32, so scales and codes are those of one process.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -192,18 +192,18 @@ def shard(model: Transformer, device: str) -> None:
     fully_shard(model, mesh=mesh)
     model.to_empty(device=device)
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # it returns a view; nobody changes logits in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # outputs are views; logits never change in place
 
 
 def replicated(model: Transformer, device: str) -> nn.Module:
-    """DDP around the model: what a training step calls, so that gradients are averaged over the processes."""
+    """The model in DDP. Training steps call it, so that gradients are averaged over the processes."""
     gpu = [torch.cuda.current_device()] if device == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
 
 
 @contextlib.contextmanager
 def gradients_kept(model: nn.Module, keep: bool) -> Iterator[None]:
-    """Inside, gradients of a replicated model stay in their process if `keep`: they travel with the last ones."""
+    """A context in which, with `keep`, DDP gradients accumulate locally until the last micro-batch reduces them."""
     if keep and isinstance(model, nn.parallel.DistributedDataParallel):
         with model.no_sync():
             yield
@@ -212,29 +212,29 @@ def gradients_kept(model: nn.Module, keep: bool) -> Iterator[None]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")  # a DTensor, whose module takes a second to import
+    return hasattr(tensor, "full_tensor")  # a DTensor; importing its module takes a second
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, in every process; any other as it is."""
+    """A sharded tensor, gathered in every process; any other tensor unchanged."""
     gather: Any = getattr(tensor, "full_tensor", None)
     return cast(Tensor, gather()) if gather else tensor
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """What this process has of a sharded tensor; any other as it is."""
+    """This process's part of a sharded tensor; any other tensor unchanged."""
     keep: Any = getattr(tensor, "to_local", None)
     return cast(Tensor, keep()) if keep else tensor
 
 
 def own_rows(tensor: Tensor) -> Tensor:
-    """The rows, of a tensor that is the same everywhere, which are for this process to look at."""
+    """This process's share of the rows of a tensor that is the same in all processes."""
     first, last = share(0, len(tensor))
     return tensor[first:last]
 
 
 def like(tensor: Tensor, model: Tensor) -> Tensor:
-    """`tensor`, whole in every process, on the device of `model` and sharded as it."""
+    """`tensor`, which every process has whole, moved to the device of `model` and sharded like it."""
     tensor = tensor.to(model.device)
     if not is_sharded(model):
         return tensor

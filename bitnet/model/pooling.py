@@ -1,4 +1,4 @@
-"""What becomes one vector of the states of a text or an image. Shape letters as in `bitnet.model.transformer`."""
+"""Pooling of the states of a text or an image to one vector. Shape letters as in `bitnet.model.transformer`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gathered(hidden_BTD: Tensor, pool: Callable[[Tensor], Tensor], documents_BT: Tensor | None = None) -> Tensor:
-    """What a pool makes of the hidden states of each text, (B, D): of those of a row's first document."""
+    """The pooled hidden states of each text, (B, D): those of the first document of each row."""
     if documents_BT is None:
         return pool(hidden_BTD)
     lengths = (begins(documents_BT).cumsum(1) == 1).sum(1).tolist()
@@ -26,14 +26,14 @@ def gathered(hidden_BTD: Tensor, pool: Callable[[Tensor], Tensor], documents_BT:
 
 
 def pooled(hidden_BTD: Tensor, pooling: str, documents_BT: Tensor | None = None) -> Tensor:
-    """One vector of length 1 for each text, (B, D), of its hidden states."""
+    """One vector of length 1 for each text, (B, D), from its hidden states."""
     return F.normalize(gathered(hidden_BTD, POOLS[pooling], documents_BT), dim=-1)
 
 
 class Pool(nn.Module):
-    """One more layer over the states, with one query, that of the probe: a vector of each image or text (B, D).
+    """Attention pooling with one learned query, the probe: a vector for each image or text (B, D).
 
-    y = o · attention(q · probe, k · h, v · h), then y + down · act(up · norm(y)). All of it is float.
+    y = o · attention(q · probe, k · h, v · h), then y + down · act(up · norm(y)). None of it is quantized.
     Source: the MAP head of arXiv 2106.04560.
     """
 

@@ -1,4 +1,4 @@
-"""How a token knows its place: angles that turn queries and keys, or a vector added to its embedding."""
+"""Position encodings: RoPE, which rotates queries and keys, or a vector added to the embedding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bitnet.model.masks import Mask, attention_mask, positions
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Radians that pair i of a head turns per position: fp32 (rope_dim/2,), scaling included.
+    """Radians per position by which pair i of a head rotates: fp32 (rope_dim/2,), scaling included.
 
     Computed in fp64 and rounded once. Sources: arXiv 2104.09864; position interpolation
     arXiv 2306.15595; Llama 3.1; YaRN arXiv 2309.00071 eq. 16-23.
     """
     dim, base, factor = config.rope_dim, config.rope_theta, config.rope_factor
     frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    turns = config.rope_original_context * frequency / (2 * math.pi)  # over the context it was trained on
+    turns = config.rope_original_context * frequency / (2 * math.pi)  # rotations over the original context
     if config.rope_scaling == "linear":
         frequency = frequency / factor
     elif config.rope_scaling == "llama3":  # slow pairs are interpolated, fast ones kept, smooth between
@@ -50,7 +50,7 @@ def frequency_tables(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def position_tables(config: ModelConfig) -> dict[str, Tensor]:
-    """All that the packed file stores and training computes, by its name there."""
+    """Tables that training computes and the packed file stores, by tensor name."""
     if config.position == "sinusoidal":
         return {"position.weight": sinusoids(config.max_context, config.dim)}
     return frequency_tables(config)
@@ -63,7 +63,7 @@ def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tenso
 
 @functools.lru_cache(maxsize=8)
 def _rope_tables(config: ModelConfig, n_tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Kept: computed on the CPU, they would have a GPU wait in every step."""
+    """Cached, because they are computed on the CPU and a GPU would wait for them in every step."""
     with torch.inference_mode(False), torch.device("cpu"):  # one table serves evaluation and training
         position = torch.arange(n_tokens, dtype=torch.float32) + config.first_position
         angle = torch.outer(position, rope_frequencies(config)).double()
@@ -78,7 +78,7 @@ def places(
     prefix_B: Tensor | None = None,
     in_blocks: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Mask]:
-    """Where the tokens of x stand and what they see, for layers with this configuration: cos, sin and mask."""
+    """RoPE tables and attention mask of the tokens of x, for layers with this configuration: cos, sin, mask."""
     n_tokens = x_BTD.shape[1]
     mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD, in_blocks)
     if config.position != "rope":
@@ -93,7 +93,7 @@ def places(
 def sinusoids(n_positions: int, dim: int) -> Tensor:
     """sin at 2i and cos at 2i + 1 of position / 10000^(2i/dim), fp32 (positions, dim); computed in fp64, rounded once.
 
-    Source: arXiv 1706.03762 §3.5. Of an odd dim the last is a sine.
+    Source: arXiv 1706.03762 §3.5. With an odd dim the last is a sine.
     """
     position = torch.arange(n_positions, dtype=torch.float64)[:, None]
     angle = position * 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)

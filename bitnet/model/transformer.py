@@ -1,4 +1,4 @@
-"""The transformer, read from top to bottom like the paper.
+"""The transformer, to be read from top to bottom like the paper.
 
 Shape letters: B batch, T tokens, D width of the residual stream, H query heads, G key/value
 heads, E head size, F width of the feed-forward network, V vocabulary. `q_BHTE` has shape
@@ -36,22 +36,21 @@ from bitnet.quant import embedding_rows
 
 
 class Transformer(nn.Module):
-    """A stack of layers, with a head a model of tokens; without one, of vectors of texts or images (`embed`).
+    """A stack of layers: with a head a language model; without one an encoder of texts or images (`embed`).
 
-    `draft` guesses tokens for this one; what it does in training, `drafted`, changes nothing here.
-    `vision` is the stack that looks at images for this one. Pixels (B, C, S, S) are normalized already: less the
-    mean, divided by the deviation.
+    `draft` guesses tokens for this model; training it (`drafted`) does not affect this model.
+    `vision` is the stack that encodes images for this one. Pixels (B, C, S, S) are normalized: (x − mean) / std.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
-    documents: int (B, T), when a row holds several texts: equal numbers in a row for the tokens of one. A
-    token sees its own text only, at the positions it would have alone. Filling is a document of its own.
+    documents: int (B, T), when a row holds several texts: consecutive equal numbers for the tokens of one. A
+    token sees only its own text, whose positions start at 0. Padding is a document of its own.
     prefix: int (B,), with the mask "prefix" how many tokens of each row all others see.
-    recompute: keep only the input of each layer for the backward pass, and compute the layer there again.
+    recompute: activation checkpointing: keep only each layer's input, and recompute the layer in the backward pass.
     """
 
     amount: float | Tensor = 1.0
-    drafted: Steps | None = None  # of the last pass with targets
-    in_blocks = False  # compiled layers take masks of long texts as `masks.blocks`
-    draft_only = False  # whether nothing else learns: such a pass then gives its loss
+    drafted: Steps | None = None  # of the last training pass with targets
+    in_blocks = False  # compiled layers take masks of long sequences as `masks.blocks`
+    draft_only = False  # only the draft is trained: a pass with targets returns its loss
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class Transformer(nn.Module):
             self.position = nn.Embedding(config.max_context, config.dim)
         self.embedding_norm = norm_of(config, config.dim) if config.embedding_norm else nn.Identity()
         self.final_norm = norm_of(config, config.dim) if config.final_norm else nn.Identity()
-        self.states: nn.Module = nn.Identity()  # they pass here, for whoever watches (`bitnet.train.distill_images`)
+        self.states: nn.Module = nn.Identity()  # all pass through it, for `bitnet.train.distill_images`
         self.head: nn.Module | None = None
         if own_head:
             self.head = nn.Linear(config.dim, config.vocab_size, config.head_bias)
@@ -85,11 +84,11 @@ class Transformer(nn.Module):
         self.vision = Transformer(config.vision) if config.vision else None
         self.draft: Draft | None = None
         if config.draft:
-            with torch.random.fork_rng(devices=[]):  # a run is the same with a draft and without
+            with torch.random.fork_rng(devices=[]):  # a run draws the same numbers with a draft as without
                 self.draft = Draft(config.draft)
                 draw_weights(self.draft)
         self.similarity = Similarity(config) if config.vision and not config.image_token else None
-        if self.vision and self.vision.projector and config.image_token:  # as large as the rows of tokens
+        if self.vision and self.vision.projector and config.image_token:  # its vectors become as large as token rows
             with torch.no_grad():
                 self.vision.projector.weight.mul_(config.embedding_scale * config.dim**-0.5)
 
@@ -99,7 +98,7 @@ class Transformer(nn.Module):
 
     @property
     def stacks(self) -> list[Transformer]:
-        """This one, and the one that looks at images for it."""
+        """This stack, and its vision stack."""
         return [self, *([self.vision] if self.vision else [])]
 
     @property
@@ -113,17 +112,17 @@ class Transformer(nn.Module):
 
     @property
     def balance(self) -> Tensor:
-        """How unevenly the experts were taken in the last pass, the mean of the layers: 1 evenly, n_experts at most."""
+        """Load-balancing loss of the experts in the last pass, mean over the layers: 1 balanced, n_experts at most."""
         return torch.stack([block.balance for block in self.blocks]).mean()
 
     @contextlib.contextmanager
     def partly_quantized(self, amount: float | Tensor, vision: bool = True) -> Iterator[None]:
-        """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.
+        """A context in which every quantizer Q computes v + amount·(Q(v) − v): 0 the float model, 1 the quantized one.
 
-        vision: those of the stack of images, too. With `draft_only` those of the draft alone.
-        With `recompute` the backward pass has to be inside, too.
+        vision: also the quantizers of the vision stack. With `draft_only` only those of the draft.
+        With `recompute` the backward pass also has to be inside.
         """
-        if not isinstance(amount, Tensor):  # filled there: a copy would have a GPU wait
+        if not isinstance(amount, Tensor):  # filled on the device: a copy would make the GPU wait
             amount = 1.0 if amount == 1 else torch.full((), amount, device=self.device)
         whole = set() if vision or not self.vision else set(self.vision.modules())
         learning = self.draft if self.draft and self.draft_only else self
@@ -138,7 +137,7 @@ class Transformer(nn.Module):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, nothing is dropped out."""
+        """A context without dropout."""
         training = self.training
         try:
             self.eval()
@@ -159,7 +158,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states after the final norm, (B, T, D).
 
-        tokens: ids (B, T), or vectors (B, T, D) in their place, or pixels (B, C, S, S) of a stack of images.
+        tokens: ids (B, T), or vectors (B, T, D) instead, or, for a vision stack, pixels (B, C, S, S).
         """
         config = self.config
         if config.input != "images" and (n_tokens := tokens_BT.shape[1]) > config.max_context:
@@ -171,7 +170,7 @@ class Transformer(nn.Module):
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
             inputs = x_BTD, *at[of_layer]
             if self._recompute and torch.is_grad_enabled():
-                keep = config.dropout > 0  # the same values are to be dropped again
+                keep = config.dropout > 0  # the recomputation needs the same dropout mask
                 x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
             else:
                 x_BTD = layer(*inputs)
@@ -179,9 +178,9 @@ class Transformer(nn.Module):
         return normed_BTD
 
     def entering(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, images: Images | None = None) -> Tensor:
-        """What enters the first layer, (B, T, D): rows of the embedding, scaled, patches, or what is given; positions.
+        """Input of the first layer, (B, T, D): scaled embedding rows, patches or given vectors; then positions.
 
-        In place of `image_token` come the vectors of images, as they are.
+        Vectors of images replace `image_token`, unscaled.
         """
         config = self.config
         if config.input == "images":
@@ -208,12 +207,12 @@ class Transformer(nn.Module):
         return F.dropout(x_BTD, config.dropout) if self.training and config.dropout else x_BTD
 
     def shown(self, x_BTD: Tensor, tokens_BT: Tensor, images: Images | None) -> Tensor:
-        """x with what `vision` sees in the places of `image_token`."""
+        """x with the vectors from `vision` in the places of `image_token`."""
         seen = looked_at(images, self.vision.features) if self.vision and images is not None else (None, None)
         return put_in_place(x_BTD, tokens_BT, self.config.image_token, *seen)
 
     def features(self, pixels_BCSS: Tensor) -> Tensor:
-        """The vectors of images, one of each patch, (B, N, out_dim): through the projector, if there is one."""
+        """Vectors of images, one per hidden state, (B, N, out_dim): through the projector, if there is one."""
         hidden_BND = self.hidden(pixels_BCSS)
         out: Tensor = self.projector(hidden_BND) if self.projector else hidden_BND
         return out
@@ -221,7 +220,7 @@ class Transformer(nn.Module):
     def attention_weights(
         self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
     ) -> list[Tensor]:
-        """What each token takes of each, of every layer (B, H, T, T): rows add up to 1."""
+        """Attention weights of every layer (B, H, T, T); rows sum to 1."""
         try:
             for block in self.blocks:
                 block.keep_weights = True
@@ -233,9 +232,9 @@ class Transformer(nn.Module):
                 block.keep_weights, block.attention_weights = False, None
 
     def embed(self, tokens_BT: Tensor, pooling: str = "", documents_BT: Tensor | None = None) -> Tensor:
-        """One vector of length 1 for each text, (B, width): of a row's first document, where more follow.
+        """One vector of length 1 for each text, (B, width): for a row of several documents, of the first.
 
-        tokens: pixels (B, C, S, S) of a stack of images. pooling: "last", "mean" or "first"; "": the model's own.
+        tokens: for a vision stack, pixels (B, C, S, S). pooling: "last", "mean" or "first"; "": the model's own.
         """
         pooling = pooling or self.config.pooling
         pools = POOLS | ({"attention": self.pool} if self.pool else {})
@@ -254,12 +253,12 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None = None,
         each: bool = False,
     ) -> Tensor:
-        """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
+        """Logits (B, T, V) for the token after each position; without a head the vectors of texts or images.
 
-        targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
-        which are never in memory together, and in training the draft, too (`drafted`). each: the log-probability of
-        each, (B, T), 0 where none counts. images: those that the texts show in the places of `image_token`, with
-        `which` each one of them; of two towers any, (n, C, S, S), whose vectors then follow those of the texts.
+        targets: the tokens to predict, negative where ignored; returns Σ cross-entropy in nats instead of logits,
+        which are never all in memory, and in training also runs the draft (`drafted`). each: instead the
+        log-probability of each target, (B, T), 0 where ignored. images: those at the places of `image_token`; with
+        `which`, the index of the image at each place. For two towers any, (n, C, S, S); their vectors follow the texts'.
         """
         config = self.config
         images = images if which_n is None else Shared(cast(Tensor, images), which_n)
@@ -289,7 +288,7 @@ class Transformer(nn.Module):
     def unrolled(
         self, hidden_BTD: Tensor, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
     ) -> Steps:
-        """The draft at every place of a text, of which this model has the states."""
+        """The draft at every position of a text, given this model's hidden states."""
         config, head = self.config, self.own_head
         assert self.draft is not None and self.embedding is not None
         table = self.embedding.weight.detach()
