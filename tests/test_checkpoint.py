@@ -277,7 +277,7 @@ def test_a_full_disk(
     assert f"{run} cannot be written at step 20: " in first and "File too large" in first
     assert f"{run} cannot be written at step 17: No space left on device" in second
     for line in (first, second):
-        assert f"; {run}/step-000014 is the last good checkpoint, from which --resume goes on" in line
+        assert f"; {run}/step-000014 is the last good checkpoint, from which --resume continues" in line
     assert not list(run.glob(".*")) and bits(run / "step-000010") == bits(finished / "step-000010")
     assert bitnet("train", "--resume", "--out", run) == 0
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)

@@ -128,7 +128,7 @@ def test_a_finished_run_goes_on_from_before_its_rate_fell(
     longer = ("train", "--resume", "--tokens", 60 * EACH)
     assert bitnet(*longer, "--out", tmp_path / "whole") == 0
     said = capsys.readouterr().err
-    assert "step-000020 and what else came after step-000014 is set aside, as step-*.fallen" in said
+    assert "step-000020 and all others after step-000014 are set aside, as step-*.fallen" in said
     assert "from step 14" in said
     assert bits(tmp_path / "whole" / "step-000020.fallen") == bits(finished / "step-000020")
     found = steps(tmp_path / "whole")
@@ -172,7 +172,7 @@ def test_larger_steps_make_a_run_longer(
     run = tmp_path / "run"
     killed_before(19, "train", *TINY, "--save-every", "18", "--data", sentences, "--out", run)
     assert bitnet("train", "--resume", "--out", run, *argv) == 0
-    assert "step-000018 and what else came after step-000014 is set aside" in capsys.readouterr().err
+    assert "step-000018 and all others after step-000014 are set aside" in capsys.readouterr().err
     found = steps(run)
     rates = [r["lr"] / found[13]["lr"] for r in found[14:]]
     assert [r["tokens"] for r in found[13:16]] == [14 * EACH, 16 * EACH, 18 * EACH]
@@ -211,7 +211,7 @@ def test_a_rate_that_has_to_rise_does_so_slowly_and_says_it(
     argv = ["--schedule", "cosine", "--warmup", "0.1", "--quantize-warmup", "0.5"]
     assert bitnet("train", *TINY, *argv, "--data", sentences, "--out", run) == 0
     assert bitnet("train", "--resume", "--out", run, "--steps", "80") == 0
-    assert "fallen to 0.2%, and no checkpoint from before that is there: it rises again" in capsys.readouterr().err
+    assert "fallen to 0.2%, and there is no checkpoint from before that: it rises again" in capsys.readouterr().err
     found = steps(run)
     rates = [r["lr"] / 8e-3 for r in found]
     assert rates[19] < 0.01 and rates[20] < 0.1 and rates[20:27] == sorted(rates[20:27]) and max(rates[20:]) < 0.9
@@ -262,11 +262,11 @@ def test_a_longer_branch_leaves_the_finished_run(
         words = [*argv, tmp_path / "run"] if name == "longer" else argv
         assert bitnet("train", "--steps", "30", *words) == 0
     assert losses(tmp_path / "longer") == losses(tmp_path / "run")
-    assert "goes on from" in capsys.readouterr().err
+    assert "continues from" in capsys.readouterr().err
     assert bitnet("train", "--from", finished, "--out", tmp_path / "longer") == 1
     assert "already holds step-000030; add --resume to go on" in capsys.readouterr().err
     assert bitnet("train", "--from", finished, "--out", tmp_path / "longer", "--resume") == 1
-    assert "--from begins a run and --resume goes on with one; give one of them" in capsys.readouterr().err
+    assert "--from starts a run and --resume continues one; give one of them" in capsys.readouterr().err
     assert bitnet("train", "--from", tmp_path / "none", "--out", tmp_path / "new") == 1
     assert "none does not exist" in capsys.readouterr().err and not (tmp_path / "new").exists()
     assert bitnet("train", "--from", finished, "--out", tmp_path / "new", "--optimizer", "adamw") == 1

@@ -108,7 +108,7 @@ def test_what_the_pairs_are_of_is_said(tmp_path: Path) -> None:
     joined, said = pairs.Joined([written(tmp_path, {"id": "7", "text": "b", "n": 1})]), list[str]()
     assert list(joined) == ['["7", "b"]']
     note(joined, said.append)
-    assert said == ['the pairs are of "id" and "text"']
+    assert said == ['the pairs are "id" and "text"']
 
 
 def test_pairs_may_be_compressed(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(run, *argv, work=on_a_full_disk)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert "cannot be written at step 4: File too large" in errors
-    assert "step-000000 is the last good checkpoint, from which --resume goes on" in errors
+    assert "step-000000 is the last good checkpoint, from which --resume continues" in errors
     assert not manifest.damage(run / "step-000000") and [file.name for file in run.glob(".*")] == [".errors"]
 
 

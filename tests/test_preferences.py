@@ -291,13 +291,13 @@ def test_what_a_run_needs(asked: tuple[Path, Path], tmp_path: Path, capsys: pyte
     assert bitnet(*command, "--steps", "2") == 0
     assert " pairs are longer than 48 tokens and left out; see --context" in capsys.readouterr().err
     more = ["finetune", "--resume", "--out", run, "--steps", "3"]
-    assert "has no numbers of the longest pairs" in refused(*more, "--context", "64")
+    assert "has no numbers for the longest pairs" in refused(*more, "--context", "64")
     (kept,) = run.glob("train-*.reference")
     bytes_before = kept.read_bytes()
     kept.write_bytes(bytes_before[:-1] + b"x")
     assert "is damaged; remove it, and it is computed again" in refused(*more)
     kept.unlink()
-    assert "has lost what the model said before it learnt, and" in refused(*more, "--context", "64")
+    assert "has lost the reference of the model before training, and" in refused(*more, "--context", "64")
     assert not kept.exists()
     assert bitnet(*more) == 0
     assert kept.read_bytes() == bytes_before

@@ -258,7 +258,7 @@ def test_what_a_run_is_called_reaches_no_terminal_unescaped(
     argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", run]
     assert bitnet(*argv) == 0
     printed = capsys.readouterr()
-    assert "\x1b" not in printed.err and f"{shown}: reading {sentences} and making token ids of it\n" in printed.err
+    assert "\x1b" not in printed.err and f"{shown}: reading and tokenizing {sentences}\n" in printed.err
     assert printed.out.startswith(f"{run}/step-000001: validation")  # to a pipe as it is
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     (run / "step-000001" / "manifest.json").write_text("")

@@ -87,7 +87,7 @@ def test_a_failure_comes_at_the_next_step(
     assert bitnet("train", *TINY, "--save-every", "2", "--data", sentences, "--out", run) == 1
     said = capsys.readouterr().err
     assert f"{run} cannot be written at step 4: No space left on device" in said
-    assert f"; {run}/step-000002 is the last good checkpoint, from which --resume goes on" in said
+    assert f"; {run}/step-000002 is the last good checkpoint, from which --resume continues" in said
     assert max(record["step"] for record in losses(run)) <= 6 and not list(run.glob(".*"))
 
 

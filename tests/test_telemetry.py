@@ -292,7 +292,7 @@ def test_trackers_get_the_log(
     assert "validation/nats_per_token" in numbers[max(numbers)]
     monkeypatch.setitem(sys.modules, library, SimpleNamespace(init=refused))  # type: ignore[arg-type]
     assert learn(text, tmp_path / "other", "--report-to", library) == 1
-    assert f"--report-to {library} cannot begin: no account; see its own help" in capsys.readouterr().err
+    assert f"--report-to {library} cannot start: no account; see its own help" in capsys.readouterr().err
     assert not list((tmp_path / "other").glob("step-*"))  # so that the same command may be tried again
 
 
@@ -305,7 +305,7 @@ def test_a_tracker_that_fails_ends_no_run(
     broken = SimpleNamespace(__name__="trackio", init=lambda **_: None, log=fails, finish=fails)
     monkeypatch.setitem(sys.modules, "trackio", broken)  # type: ignore[arg-type]
     assert learn(text, tmp_path / "run", "--report-to", "trackio") == 0
-    assert capsys.readouterr().err.count("trackio failed: the network is gone; the run goes on, and log.jsonl has") == 1
+    assert capsys.readouterr().err.count("trackio failed: the network is gone; the run continues, and log.jsonl has") == 1
 
 
 # ---- bad steps ----

@@ -157,7 +157,7 @@ def test_signals_save_and_stop(
     before = signal.getsignal(number)
     monkeypatch.setattr(loop, "update", interrupted)
     assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
-    assert "stopped and saved at step 4; --resume goes on from here" in capsys.readouterr().err
+    assert "stopped and saved at step 4; --resume continues from here" in capsys.readouterr().err
     assert Checkpoint.open(tmp_path / "run").state["step"] == 4 and signal.getsignal(number) == before
     assert Checkpoint.open(tmp_path / "run").model.config.dim == 32
 
@@ -250,7 +250,7 @@ def test_refusals(
 ) -> None:
     assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == code
     errors = capsys.readouterr().err
-    lines = [line for line in errors.strip().splitlines() if "and making token ids of it" not in line]
+    lines = [line for line in errors.strip().splitlines() if "reading and tokenizing" not in line]
     assert message in errors and "error:" in lines[0] and len(lines) <= 2
     assert not (tmp_path / "run").exists()  # neither lock nor tokens
 
@@ -310,13 +310,13 @@ def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, 
     result = subprocess.run(limited, capture_output=True, text=True, timeout=100)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert f"bitnet: error: {message}" in result.stderr
-    assert ("and making token ids of it" in result.stderr) == (layers == 1)
+    assert ("reading and tokenizing" in result.stderr) == (layers == 1)
 
 
 def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("text")
     assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path)) == 1
-    assert "holds thesis.txt and is no run folder; name a new or empty folder with --out" in capsys.readouterr().err
+    assert "holds thesis.txt and is not a run folder; name a new or empty folder with --out" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 

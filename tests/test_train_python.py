@@ -62,7 +62,7 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"model": {"dim": 63, "head_dim": 31}}, "rope_dim is 31"),
         ({"model": ["dim=3"]}, "expected a dictionary of options"),
         ({"data": ""}, "data has an empty name"),
-        ({"tasks": "arc_easy"}, "tasks are asked by `bitnet train`"),
+        ({"tasks": "arc_easy"}, "tasks are evaluated by `bitnet train`"),
         ({"resume": True}, "nothing to resume"),
         ({"branch": "none", "resume": True}, "give one of them"),
         ({"data": [1]}, "data has 1, expected strings"),
@@ -133,7 +133,7 @@ def test_what_cannot_be_saved(finished: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="is a file, expected the name of a folder to write"):
         save(model, WORDS, tmp_path / "mine/letter.txt")
     for held in (*places, finished, finished / "step-000020"):
-        with pytest.raises(ValueError, match="which `save` has not written; name a new folder"):
+        with pytest.raises(ValueError, match="which `save` did not write; name a new folder"):
             save(model, WORDS, held)
     with pytest.raises(
         ValueError, match=r"model is of <class '.*Linear'>, expected bitnet.model.transformer.Transform"
@@ -158,7 +158,7 @@ def test_what_cannot_be_saved(finished: Path, tmp_path: Path, monkeypatch: pytes
         save(other, WORDS, tmp_path / "new")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ValueError, match="is the folder you are in"):
+    with pytest.raises(ValueError, match="is the current folder"):
         save(Transformer(CONFIG), WORDS, ".")
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "published", "here"}
     assert {path.read_text() for path in (tmp_path / "published").iterdir()} == {"theirs"}

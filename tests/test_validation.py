@@ -54,7 +54,7 @@ def test_the_last_one_is_of_a_part_of_a_long_text(
     *first, last = [record["validation"] for record in losses(run) if "validation" in record]
     assert [found["tokens"] for found in first] == [64, 64] and last["tokens"] == 8 * 64
     (shown,) = re.findall(r"evaluating on 512 of ([\d,]+) tokens of validation", said)
-    assert f"its standard error {last['standard_error']:.4f}; bitnet eval {run} takes all" in said
+    assert f"standard error {last['standard_error']:.4f}; bitnet eval {run} uses all" in said
     assert bitnet("eval", run, "--json") == 0
     whole = json.loads(capsys.readouterr().out)
     assert whole["standard_error"] == 0 and 0 <= int(shown.replace(",", "")) - whole["tokens"] <= 32

@@ -1,4 +1,4 @@
-"""`bitnet finetune --lora`: adapters that learn beside a ternary model."""
+"""`bitnet finetune --lora`: adapters that are trained beside a frozen ternary model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitnet.settings import Settings
 
 
 def added(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> ModelConfig:
-    """A model that stays as it is, with adapters. Raises ValueError: it is none that can."""
+    """The configuration of a frozen model with adapters. Raises ValueError if the model cannot have any."""
     if overrides:
         raise ValueError(f"--set {next(iter(overrides))} does not go with --lora: the model stays as it is")
     if settings.quantize_warmup:

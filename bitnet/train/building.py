@@ -23,7 +23,7 @@ def build_model(
     batches: objectives.Batches,
     tower: source_model.Start | None = None,
 ) -> tuple[Transformer, nn.Module]:
-    """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
+    """The model at the start of a run, and the module that a training step calls. Processes get the same by seed."""
     sharded = parallel.launched() and settings.parallel == "fsdp"
     torch.manual_seed(settings.seed)
     with torch.device("meta") if sharded and not parallel.is_first() else contextlib.nullcontext():
@@ -48,7 +48,7 @@ def build_model(
 
 
 def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Batches, device: str) -> Transformer:
-    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
+    """The model that finetuning starts from; added norms are calibrated on the first batch."""
     model, inserted = source_model.build(start, config)
     model = model.to(device)
     if inserted:
@@ -60,8 +60,8 @@ def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Ba
 
 
 def hold(model: Transformer, settings: Settings) -> None:
-    """Turn off gradients of what is not trained: all but adapters, or a draft; a frozen stack but its projector; a bias
-    that softmax ignores."""
+    """Turn off gradients of what is not trained: all but adapters or a draft; a frozen vision stack except its
+    projector; a bias that softmax ignores."""
     if settings.lora:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".adapter_" in name)

@@ -4,19 +4,19 @@
         model.safetensors      fp32 master weights, named as in `bitnet.model.transformer`
         config.json            ModelConfig
         tokenizer.json         `tokenizers` library
-        optimizer.safetensors  moments, `{parameter}.exp_avg` and so on         (to resume)
+        optimizer.safetensors  optimizer state, `{parameter}.exp_avg` and so on (to resume)
         state.json             step, tokens, seconds, losses, settings          (to resume)
-        chat_template.jinja    of a model that answers                          (if there is one)
+        chat_template.jinja    chat template of the model                       (if there is one)
         generation.json        start and end tokens, sampling defaults          (if there are any)
         manifest.json          size and SHA-256 of the others (`bitnet.train.manifest`)
 
-A checkpoint is written under another name, flushed to disk, and renamed: under its own name
-it is always whole. What happens to it later, the manifest tells: of a run the newest whole one counts.
-A run has one from before its first step, of step 0.
+A checkpoint is written under another name, flushed to disk, and renamed, so that under its own name
+it is always complete. The manifest reveals later damage; the newest intact checkpoint of a run counts.
+A run has one from before its first step, that of step 0.
 
-It is the same whatever number of processes wrote it, and any number can read it. Of a sharded model
-(`bitnet.model.parallel`) each process writes its own rows, which the first then puts together, tensor by
-tensor; each reads tensor by tensor and keeps its rows. None ever holds the whole.
+It does not depend on the number of processes that wrote it, and any number can read it. With a sharded model
+(`bitnet.model.parallel`) each process writes its own rows, which the first then joins tensor by tensor;
+each reads tensor by tensor and keeps its rows. No process ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, or not what its configuration says."""
+    """A checkpoint is missing, damaged, or does not match its configuration."""
 
 
 class Checkpoint:
-    """A checkpoint that was found and checked; what is in it is read when it is first asked for, and kept.
+    """A checkpoint that was found and checked; each part is read on first access, and cached.
 
     Each property raises CheckpointError or an OSError that names the file.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Of a folder that is known to be whole; `open` is for any other."""
+        """folder: one that is known to be intact; `open` is for any other."""
         self.folder = folder
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], say: Callable[[str], object] = terminal.say) -> Self:
-        """The checkpoint that `path` means: itself, or the newest whole one of a run folder.
+        """The checkpoint at `path`, or the newest intact one of a run folder.
 
-        say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged;
-        OSError: one cannot be read now, and an older one in its place would lose what is in it.
+        say: called with a line for each newer one that is damaged. Raises CheckpointError if there is none, or it is
+        damaged; OSError if one cannot be read now, as continuing from an older one would lose its progress.
         """
         folder = Path(path)
         if (folder / WEIGHTS).is_file() or (folder / manifest.NAME).is_file():
@@ -114,12 +114,12 @@ class Checkpoint:
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:
-        """state.json: what the run that wrote it counted, and with what."""
+        """state.json: counters and settings of the run that wrote it."""
         return read_json(self.folder / STATE)
 
     @property
     def state_of_run(self) -> dict[str, Any]:
-        """`state` with the `model` and the `settings` of the run, to go on with or to measure as it did."""
+        """`state`, checked to have the `model` and `settings` needed to resume the run or evaluate as it did."""
         for name in ("model", "settings"):
             if not isinstance(self.state.get(name), dict):
                 raise CheckpointError(f"{self.folder / STATE} has no {name!r}, expected what `bitnet train` writes")
@@ -130,12 +130,12 @@ class Checkpoint:
 
     @property
     def state_if_any(self) -> dict[str, Any]:
-        """`state`; empty where there is none, as in a checkpoint from elsewhere."""
+        """`state`; empty if there is none, as in a checkpoint from elsewhere."""
         return self.state if (self.folder / STATE).is_file() else {}
 
     @property
     def measured(self) -> dict[str, Any]:
-        """The newest evaluation that the log of its run has of this step; empty where there is none."""
+        """The newest evaluation at this step in the log of its run; empty if there is none."""
         log, step = self.folder.resolve().parent / "log.jsonl", self.state_if_any.get("step")
         found = [record for record in runlog.read(log) if record["step"] == step and "validation" in record]
         return dict(found[-1]["validation"]) if found and isinstance(found[-1]["validation"], dict) else {}
@@ -150,7 +150,7 @@ class Checkpoint:
 
     @functools.cached_property
     def template(self) -> str | None:
-        """The chat template, None where there is none."""
+        """The chat template, None if there is none."""
         file = self.folder / TEMPLATE
         try:
             return file.read_text(encoding="utf-8") if file.is_file() else None
@@ -159,29 +159,29 @@ class Checkpoint:
 
     @functools.cached_property
     def generation(self) -> dict[str, Any]:
-        """`generation` of the packed file's METADATA (FORMAT.md §5), empty where nothing is known."""
+        """`generation` of the packed file's METADATA (FORMAT.md §5), empty if unknown."""
         file = self.folder / GENERATION
         return read_json(file) if file.is_file() else {}
 
     @functools.cached_property
     def model(self) -> Transformer:
-        """The model in evaluation mode, fp32, after checking that file and configuration agree exactly."""
+        """The model in evaluation mode, fp32; file and configuration are checked to agree exactly."""
         model = Transformer(self.config)
         self.load_weights(model)
         return model.eval()
 
     def tensor_names(self) -> list[str]:
-        """Of the weights."""
+        """The names of the weights."""
         with _opened(self.folder / WEIGHTS) as tensors:
             return list(tensors.keys())
 
     def tensor(self, name: str) -> Tensor:
-        """A weight, as stored; nothing else is read."""
+        """A weight as stored; no other is read."""
         with _opened(self.folder / WEIGHTS) as tensors:
             return cast(Tensor, tensors.get_tensor(name))
 
     def load_weights(self, model: Transformer) -> None:
-        """Into a model that may be sharded."""
+        """Load the weights into a model, which may be sharded."""
         expected, seen = model.state_dict(), set()
         for name, tensor in _read_tensors(self.folder / WEIGHTS):
             if name not in expected:
@@ -198,9 +198,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: tensor {name} is missing, config.json calls for it")
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, model: Transformer) -> None:
-        """Restore the moments of a model that may be sharded: all of them, or CheckpointError."""
+        """Restore the optimizer state of a model, which may be sharded. Raises CheckpointError if any is missing."""
         parameters = dict(model.named_parameters())
-        updated = self.state["step"] > self.state.get("skipped", 0)  # none before a first step that was not skipped
+        updated = self.state["step"] > self.state.get("skipped", 0)  # no state before the first unskipped step
         names = {p: name for name, p in parameters.items()}
         moments = ((names[p], key) for p, keys in optimizers.moments(optimizer) for key in keys)
         missing = {f"{name}.{key}" for name, key in moments} if updated else set()
@@ -227,15 +227,15 @@ def all_of(run: Path) -> list[Path]:
 
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """One after the other."""
+    """Names and tensors of a file, read one by one."""
     with _opened(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+        for name in tensors.keys():  # noqa: SIM118  (not a dict)
             yield name, tensors.get_tensor(name)
 
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file of tensors, mapped."""
+    """A safetensors file, memory-mapped."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
@@ -254,7 +254,7 @@ def _missing(file: Path) -> CheckpointError:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint. Raises CheckpointError: missing, damaged, or something else."""
+    """The object in a JSON file of a checkpoint. Raises CheckpointError: missing, damaged, or not an object."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

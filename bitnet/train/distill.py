@@ -1,13 +1,13 @@
-"""Distillation: a student learns from what a frozen teacher computes of the same tokens.
+"""Distillation: a student learns from the outputs of a frozen teacher on the same tokens.
 
 Terms of the loss besides the cross-entropy, each per position that counts:
 
     divergence   T²·KL(teacher ‖ student) of the next token's probabilities, in nats
-    relations    of one layer: how much of the similarities between the teacher's queries, between its keys and
-                 between its values the student's lack. 0: none; 1: it might as well attend to all tokens alike
+    relations    in one layer: how much of the similarities among the teacher's queries, among its keys and
+                 among its values the student lacks. 0: none; 1: it is no better than attending to all tokens alike
 
-Relations are those of MiniLMv2 (arXiv 2012.15828) on normalised vectors, as in BitNet Distillation
-(arXiv 2510.13998). Facts and figures: docs/finetune.md. Terms of models that look at images: `distill_images`.
+Relations are those of MiniLMv2 (arXiv 2012.15828) on normalized vectors, as in BitNet Distillation
+(arXiv 2510.13998). Facts and figures: docs/finetune.md. Terms of vision models: `distill_images`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from bitnet.train.distill_images import Sights, divergence_of_pairs, lacking
 from bitnet.train.source_model import SourceModelError, Start, build
 from bitnet.train.watched import Watched
 
-KEPT = 0.95  # of a running mean at a step: it remembers about 20
-LEARNT = 0.01  # below this the weight of `relations` grows no further: there is little left to learn
+KEPT = 0.95  # decay of the running means per step: they cover about 20 steps
+LEARNT = 0.01  # below this size the weight of a term stops growing: there is little left to learn
 HIDDEN = -1e4  # a similarity whose softmax is exactly 0 in fp32
 
 
 class Distillation:
-    """The teacher of a run, and the terms of the loss that come from it.
+    """The teacher of a run, and its terms of the loss.
 
     The teacher is frozen and computes as its source does. words: the tokenizer of the student.
-    Raises SourceModelError when the teacher has other tokens, a shorter context or too few layers, or sees otherwise.
+    Raises SourceModelError if the teacher has another tokenizer, image format or width, or too short a context or
+    too few layers.
     """
 
     def __init__(self, start: Start, settings: Settings, student: Transformer, words: Tokenizer) -> None:
@@ -50,12 +51,12 @@ class Distillation:
         problem = _reads_otherwise(start, words, settings.context or student.config.max_context)
         if self.relates and problem:
             raise SourceModelError(f"--teacher {name}{problem}")
-        self.reads = self.relates or (towers and not problem)  # else it is asked for its features alone
+        self.reads = self.relates or (towers and not problem)  # otherwise only its image features are used
         config = start.config
         if self.reads:
             config = config.replace(vocab_size=max(student.config.vocab_size, config.vocab_size))
             if config.vision and config.image_token and student.config.image_token:
-                config = config.replace(image_token=student.config.image_token)  # another row that is not used
+                config = config.replace(image_token=student.config.image_token)  # another unused row
         self.teacher = _frozen(start, config, settings)
         if self.reads and (self.teacher.similarity is not None) != towers:
             if self.relates:
@@ -74,7 +75,7 @@ class Distillation:
             self._watch(start.config)
 
     def _watch(self, theirs: ModelConfig) -> None:
-        """Queries, keys and values of one layer of both."""
+        """Record queries, keys and values of one layer of both models."""
         ours, settings = self.student.config, self.settings
         layers = min(ours.n_layers, theirs.n_layers)
         place = settings.distill_layer or max(1, ours.n_layers // 3)
@@ -90,8 +91,8 @@ class Distillation:
         self.heads = queries, keys, keys
 
     def terms(self, output: Tensor, targets: Tensor, inputs: Tensor, *told: Tensor) -> dict[str, Tensor]:
-        """Sums over the targets that count. output: what the student has just made of `inputs` (B, T), logits or
-        vectors; told: documents, prefixes, images."""
+        """Sums over the targets that count. output: the student's output for `inputs` (B, T), logits or vectors, just
+        computed; told: documents, prefixes, images."""
         terms, settings, counted = {}, self.settings, (targets >= 0).sum()
         with torch.no_grad():
             if self.sights:
@@ -122,7 +123,7 @@ class Distillation:
 
 
 def _frozen(start: Start, config: ModelConfig, settings: Settings) -> Transformer:
-    """The teacher; sharded where the student is. One that is asked for images alone is not called as a whole."""
+    """The teacher; sharded if the student is, except one with a vision stack, which may be called without the rest."""
     sharded = parallel.launched() and settings.parallel == "fsdp" and not config.vision
     if sharded and not parallel.is_first():
         with torch.device("meta"):
@@ -140,7 +141,7 @@ def _kind(model: Transformer) -> str:
 
 
 def _reads_otherwise(start: Start, words: Tokenizer, context: int) -> str:
-    """Why a teacher cannot read what the student does; "": it can."""
+    """Why a teacher cannot read the student's text; "" if it can."""
     if start.tokenizer is None:
         return " reads no text; expected one with the same tokenizer, or --distill-features alone"
     theirs, ours = start.words.get_vocab(), words.get_vocab()
@@ -156,17 +157,17 @@ def _reads_otherwise(start: Start, words: Tokenizer, context: int) -> str:
 
 
 def balanced(settings: Settings) -> dict[str, float]:
-    """Shares of the terms whose units are not those of the cross-entropy."""
+    """Shares of the terms whose units differ from those of the cross-entropy."""
     shares = {"relations": settings.distill_relations, "features": settings.distill_features}
     return {name: share for name, share in shares.items() if share}
 
 
 def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
-    """What each term of the loss is multiplied by.
+    """The weight of each term of the loss.
 
     sizes: running means of the terms (`running_means`); empty before the first step, which only measures.
-    The divergence needs no balance: its gradient is a difference of probabilities, as that of the
-    cross-entropy is. That of relations and features has another unit, so their shares are of measured size.
+    The divergence needs no balancing: its gradient is a difference of probabilities, like that of the
+    cross-entropy. Relations and features have other units, so their shares are relative to measured sizes.
     """
     weights = {"cross_entropy": 1 - settings.distilled}
     if settings.distill:
@@ -181,7 +182,7 @@ def running_means(sizes: Mapping[str, float], terms: Mapping[str, float]) -> dic
 
 
 class _Divergence(torch.autograd.Function):
-    """In portions of the rows, each with its gradient: beside the logits only that is as large as they are."""
+    """Computed in portions of the rows, each with its gradient, the only other tensor as large as the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -204,7 +205,7 @@ class _Divergence(torch.autograd.Function):
 def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Σ T²·KL(teacher ‖ student) in nats over the positions that count. logits, taught: (n, V), targets: (n,).
 
-    T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more rows than tokens.
+    T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more logits than the student.
     """
     apply: Callable[..., Tensor] = _Divergence.apply
     return apply(logits, taught, targets, temperature)
@@ -213,16 +214,16 @@ def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: flo
 def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, seen: Tensor) -> Tensor:
     """ΣKL(teacher ‖ student) / ΣKL(teacher ‖ uniform) over the positions that count and the relation heads.
 
-    A relation is the softmax over the tokens that a position sees of the cosines between its vector and theirs.
+    A relation is the softmax, over the tokens that a position sees, of the cosines between its vector and theirs.
     ours, theirs: queries, keys or values, (B, T, W) of any two widths, cut into `heads` parts. seen: which tokens a
     position sees, (T, T) or (B, 1, T, T).
     """
-    with torch.autocast(ours.device.type, enabled=False):  # cosines rounded to bf16 would differ by more than is learnt
+    with torch.autocast(ours.device.type, enabled=False):  # bf16 cosines would be too coarse
         student, teacher = (log_relations(x, heads, seen) for x in (ours, theirs))
         missed = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
         known = (teacher.exp() * teacher).sum(-1) + seen.sum(-1).log()
         counts = counts_BT[:, None]
-        return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-5)  # less is rounding
+        return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-5)  # anything smaller is rounding error
 
 
 def log_relations(x_BTW: Tensor, heads: int, seen: Tensor) -> Tensor:

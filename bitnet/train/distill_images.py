@@ -1,12 +1,13 @@
-"""Distillation of models that look at images: what a teacher sees, and how it compares images with texts.
+"""Distillation of vision models: a teacher's image features, and its comparison of images with texts.
 
 Terms of the loss, each per target that counts, as in `bitnet.train.distill`:
 
-    features     of the stack of images, behind its last norm: which share of the teacher's variance the student's
-                 lack. 0: none; 1: they might as well be the same for every patch. Of two towers the vectors of texts,
-                 too, if the teacher reads the same tokens
-    divergence   of two towers: T²·KL of what the teacher and the student say of each pair of an image and a text, by
-                 the loss of the run: which text belongs to an image and back (softmax), or whether they do (sigmoid)
+    features     of the vision stack, after its last norm: the share of the teacher's variance that the student
+                 lacks. 0: none; 1: they might as well be constant. For two towers also of the text vectors,
+                 if the teacher reads the same tokens
+    divergence   of two towers: T²·KL of the teacher's and the student's predictions for pairs of image and text, by the
+                 loss of the run: which text belongs to an image and vice versa (softmax), or whether they match
+                 (sigmoid)
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from bitnet.train.watched import Watched
 
 
 class Sights:
-    """The stacks of images of a student and of its teacher, as they pass over the same pictures."""
+    """The vision stacks of a student and its teacher, on the same images."""
 
     def __init__(self, student: Transformer, teacher: Transformer, name: str) -> None:
-        """name: of the teacher, for messages. Raises SourceModelError: it does not see the same pictures."""
+        """name: the teacher's, for messages. Raises SourceModelError if it does not take the same images."""
         sees = teacher if teacher.config.input == "images" else teacher.vision
         if sees is None or student.vision is None:
             raise SourceModelError(f"--teacher {name} has no stack of images, whose features could be learnt")
@@ -41,7 +42,7 @@ class Sights:
                 )
 
     def watch(self, name: str) -> None:
-        """Keep what they see from now on. Raises SourceModelError: it is of other shapes."""
+        """Record their features from now on. Raises SourceModelError if the shapes differ."""
         ours, theirs = self.student.config, self.teacher.config
         if (ours.patches, ours.dim) != (theirs.patches, theirs.dim):
             raise SourceModelError(
@@ -53,12 +54,12 @@ class Sights:
             stack.states = watched
 
     def as_taught(self, pixels: Tensor) -> Tensor:
-        """Pixels that the student is given, as the teacher is: by its own mean and deviation."""
+        """The student's pixels as input of the teacher, normalized by its own mean and standard deviation."""
         (mean, std), (their_mean, their_std) = (_normal(stack.config, pixels) for stack in (self.student, self.teacher))
         return (pixels * std + (mean - their_mean)) / their_std
 
     def lacking(self) -> Tensor:
-        """`lacking` of what both have seen just now; of a class token alone, which the other has not, nothing."""
+        """`lacking` of the newest features of both; a class token that only one of them has is left out."""
         ours, theirs = (watched.seen for watched in self.watched)
         assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
         n = min(ours.shape[1], theirs.shape[1])
@@ -82,7 +83,7 @@ def lacking(ours: Tensor, theirs: Tensor) -> Tensor:
 def divergence_of_pairs(
     student: Transformer, vectors: Tensor, teacher: Transformer, taught: Tensor, loss: str, temperature: float
 ) -> Tensor:
-    """Σ over the pairs that belong together, in nats. vectors, taught: of texts, and behind them of images."""
+    """Σ over the matching pairs, in nats. vectors, taught: those of texts, then those of images."""
     with torch.autocast(vectors.device.type, enabled=False):
         tables = []
         for model, both in ((student, vectors), (teacher, taught)):

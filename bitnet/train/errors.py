@@ -1,7 +1,7 @@
-"""What ends a run, or keeps it from beginning."""
+"""Errors that end a run, or keep it from starting."""
 
 from __future__ import annotations
 
 
 class TrainingError(ValueError):
-    """The run cannot begin or go on."""
+    """The run cannot start or continue."""

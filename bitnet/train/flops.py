@@ -1,4 +1,4 @@
-"""How much of a GPU a run uses: the operations that the model needs, over those that the GPU could make."""
+"""Model FLOPs utilization of a GPU: the operations that the model needs, over the GPU's peak."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PEAKS = {
     "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362, "L4": 121,
     "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-"""Dense bf16 products with fp32 sums, in 10¹² operations a second, as the vendor says. The first name that fits."""
+"""Dense bf16 with fp32 accumulation, 10¹² operations per second, from the vendor. The first matching name counts."""
 
 
 def of_token(model: Transformer, context: int) -> float:
-    """What a token of a full sequence needs, forward and backward: 6 for each weight that multiplies it, and attention.
+    """Operations per token of a full sequence, forward and backward: 6 per weight that multiplies it, and attention.
 
-    What is computed again, and quantizing, do not count.
+    Recomputation and quantization do not count.
     """
     config = model.config
     taken = config.experts_per_token / config.n_experts if config.n_experts else 1.0
@@ -32,7 +32,7 @@ def of_token(model: Transformer, context: int) -> float:
 
 
 def peak(device: str, precision: str) -> float:
-    """Operations a second that the GPU could make; 0 where that is not known."""
+    """The GPU's peak in operations per second; 0 if unknown."""
     if device != "cuda" or precision != "bf16":
         return 0.0
     name = torch.cuda.get_device_name()

@@ -1,4 +1,4 @@
-"""What a run uses of the machine it is on: threads, device and precision."""
+"""Threads, device and precision that a run uses on its machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitnet.train.progress import say
 
 
 def settled(settings: Settings) -> Settings:
-    """The settings with the device and the precision of this machine in place of "auto"."""
+    """The settings with "auto" replaced by the device and precision of this machine."""
     set_threads(settings.threads)
     chosen = choose_device(settings.device)
     if chosen == "cuda" and parallel.launched():
@@ -24,10 +24,10 @@ def settled(settings: Settings) -> Settings:
 
 
 def set_threads(wanted: int) -> None:
-    """Set torch's threads, at most one for each core: more would wait for each other."""
+    """Set torch's thread count, at most one per core: more would wait for each other."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if wanted > cores:
-        say(f"--threads {wanted:,}: this machine has {cores} cores for us, so {cores} threads are taken")
+        say(f"--threads {wanted:,}: only {cores} cores are available here, so {cores} threads are used")
     if wanted:
         torch.set_num_threads(min(wanted, cores))
 

@@ -1,4 +1,4 @@
-"""How long a run is: a budget of steps, tokens, tokens for each parameter, or minutes. Where in it the next step is."""
+"""The length of a run: a budget of steps, tokens, tokens per parameter, or minutes; and the place of the next step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bitnet.train import schedule
 from bitnet.train.schedule import Place
 
 JUMP = 0.1
-"""Of λ in one step: more is said."""
+"""Increase of λ in one step above which the run says so."""
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """The end of a run, and what it counts in: seconds where they are given, else tokens."""
+    """The end of a run, in seconds if the budget is in minutes, otherwise in tokens."""
 
-    tokens: int  # of the whole run; 0: seconds count
+    tokens: int  # tokens of the whole run; 0: seconds count
     seconds: float
     each: int  # tokens of a step
 
     @classmethod
     def of(cls, settings: Settings, state: Mapping[str, Any], each: int, parameters: int) -> Self:
-        """That of a run in this state, from here on with so many tokens in a step."""
+        """The horizon of a run in this state, with `each` tokens per step from here on."""
         if settings.minutes:
             return cls(0, 60 * settings.minutes, each)
         wanted = settings.tokens or settings.tokens_per_parameter * parameters
@@ -33,21 +33,21 @@ class Horizon:
         return cls(state["tokens"] + max(0, left) * each, 0.0, each)
 
     def steps(self, state: Mapping[str, Any]) -> int:
-        """Of the whole run; of one of seconds, if it stays as fast."""
+        """Steps of the whole run; with a budget in seconds, at the speed so far."""
         made = int(state["step"])
         if self.seconds:
             return max(made, round(made / max(self.progress(state), 1e-9)))
         return made + math.ceil((self.tokens - int(state["tokens"])) / self.each)
 
     def progress(self, state: Mapping[str, Any]) -> float:
-        """Below 1 while the budget lasts: the middle of the next step, or the clock."""
+        """Share of the budget at the middle of the next step, or by the clock; below 1 while the budget lasts."""
         if self.seconds:
             return float(state["seconds"] / self.seconds)
         return float((state["tokens"] + self.each / 2) / max(1, self.tokens))
 
     def place(self, state: Mapping[str, Any]) -> Place:
-        """That of the next step. `state`, of a run, has "planned", its first horizon, and "resumed", where it got this
-        one."""
+        """The place of the next step. `state` of the run has "planned", its first horizon, and "resumed", where it got
+        this one."""
         whole = self.progress(state)
         unit, size = ("seconds", self.seconds) if self.seconds else ("tokens", max(1, self.tokens))
         tokens = state["tokens"] if self.seconds else state["tokens"] + self.each / 2
@@ -64,16 +64,16 @@ class Horizon:
 
 BEGINNING: dict[str, Any] = {
     "planned": {},  # the first horizon
-    "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0},  # where the run got the one it has
+    "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0},  # where the run got its present horizon
     "fall": 1.0,  # factor of the learning rate in the newest step
-    "stable": None,  # the step before the first in which it fell
+    "stable": None,  # the last step before the learning rate began to fall
     "quantized": 0.0,  # λ
 }
-"""What the state of a run says of its course."""
+"""Initial values of the schedule's part of a run's state."""
 
 
 def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[str, Any]) -> tuple[Horizon, str]:
-    """The horizon of a run, noted in `state`, and what to say of it. before: the state with which it came here."""
+    """The horizon of a run, recorded in `state`, and a note for the user. before: the state it resumes from."""
     line = ""
     found = Horizon.of(settings, state, each, state["parameters"])
     if before and _end(settings, before) != _end(Settings.from_dict(before["settings"]), before):
@@ -82,7 +82,7 @@ def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[
             state["stable"] = None
         elif schedule.fall(settings, found.place(state)) > state["fall"]:
             line = (
-                f"the learning rate had fallen to {state['fall']:.1%}, and no checkpoint from before that is there: "
+                f"the learning rate had fallen to {state['fall']:.1%}, and there is no checkpoint from before that: "
                 "it rises again, as in --warmup"
             )
     if before and (amount := schedule.quantization(settings, found.place(state))) > state["quantized"] + JUMP:
@@ -103,8 +103,8 @@ def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[
 
 
 def _never_risen(settings: Settings, tokens: int) -> str:
-    """What to say where a warm-up, or a fall, in tokens is too long for a run of so many; "" where none is. (Shares are
-    checked before. 0 tokens: seconds count.)"""
+    """The note for a warm-up or warm-down, given in tokens, that is too long for the run; "" if neither is. (Shares are
+    checked earlier. 0 tokens: seconds count.)"""
     lengths = settings.warmup, settings.warmdown if settings.schedule == "constant" else 0.0
     rise, fall = (length if length > 1 else length * tokens for length in lengths)
     if max(lengths) <= 1 or not 0 < tokens < rise + fall:
@@ -116,23 +116,23 @@ def _never_risen(settings: Settings, tokens: int) -> str:
 
 
 def longer(settings: Settings, state: Mapping[str, Any]) -> bool:
-    """Whether a run that is gone on with from this state would be longer than it was to be."""
+    """Whether a run that continues from this state would be longer than it was planned to be."""
     return _tokens(settings, state) > _tokens(Settings.from_dict(state["settings"]), state)
 
 
 def _end(settings: Settings, state: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What says where the run ends: of steps also how large they are."""
+    """The values that determine where the run ends; for a budget in steps also their size."""
     return *settings.budget, _of_step(settings, state) if settings.budget[0] == "steps" else 0
 
 
 def _of_step(settings: Settings, state: Mapping[str, Any]) -> int:
-    """Tokens of a step, or what their number goes with."""
+    """Tokens of a step, or a number proportional to them."""
     context = settings.context or state["model"]["max_context"]
     return settings.batch_tokens or settings.batch * settings.accumulate * context
 
 
 def _tokens(settings: Settings, state: Mapping[str, Any]) -> float:
-    """Of a run, as long as the ones behind it."""
+    """Tokens of the whole run, if the rest goes on as so far."""
     name, wanted = settings.budget
     done = {
         "steps": state["step"],

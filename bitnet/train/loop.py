@@ -41,22 +41,22 @@ from bitnet.train.progress import Progress, say
 from bitnet.train.run import Run
 from bitnet.train.saver import Saver
 
-RECENT = 20  # losses that a spike is compared with
-SKIPPED = 10  # bad steps in a row that more data will not cure
+RECENT = 20  # number of losses that a spike is compared with
+SKIPPED = 10  # bad steps in a row after which the run stops
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended, as far as this process knows."""
 
-    signal: int = 0  # that stopped it, after saving; 0: its budget is spent
-    checkpoint: Path | None = None  # the last one; of several processes the first knows it
+    signal: int = 0  # the signal that stopped it, after saving; 0: its budget is spent
+    checkpoint: Path | None = None  # the last one; only the first process knows it
     reached: dict[str, Any] = dataclasses.field(default_factory=dict)  # step, tokens, seconds
     validation: objectives.Result | None = None
 
 
 def carry_out(run: Run, how: tasks.Ask | None = None) -> Outcome:
-    """Train until the budget is spent, or a signal comes. how: evaluates tasks."""
+    """Train until the budget is spent or a signal arrives. how: evaluates tasks."""
     try:
         return _carry_out(run, how)
     except BrokenPipeError:
@@ -70,14 +70,14 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         if not run.state["step"]:
             if run.settings.tasks and not parallel.from_first(lambda: any("tasks" in r for r in log.records)):
                 tasks.ask(run, log, how)  # a wrong name fails here, before anything is saved
-            run.save()  # only now, as the board it reports to has started
+            run.save()  # not earlier: the board that it reports to may fail to start
             if run.settings.source:
                 run.evaluate_source(log)
         with Saver.ready() as run.saver:
             stopped_by = loop(run, log, how)
         run.saver = None
         if stopped_by:
-            say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
+            say(f"stopped and saved at step {run.state['step']:,}; --resume continues from here")
             return Outcome(stopped_by, checkpoint.all_of(run.folder)[-1], run.now())
         try:
             result = run.evaluate(log, last=True)
@@ -105,7 +105,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     if replay.possible(settings, run.model.config, parallel.size()):
         of_batch = functools.partial(passes.passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
-    begin = run.seen - state["step"] * run.sequences  # not 0 where steps were of another size before
+    begin = run.seen - state["step"] * run.sequences  # not 0 if steps had another size before
     batches = Ahead.of(lambda step: work_of(run.batches, begin + step * run.sequences, run.sequences, pinned))
     with (
         batches as run.ahead,
@@ -113,12 +113,12 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
         Progress(run.horizon, state, run.of_peak) as progress,
         profiled(run.folder, settings.profile) as step_is_over,
     ):
-        over = validation.over(run)  # before it was interrupted
+        over = validation.over(run)  # it may have been over when it was interrupted
         while run.progress < 1 and not over and not _agreed(interruption):
             falls = schedule.falls(settings, run.place)
             if not falls and state["step"] > 2 * (state["stable"] or math.inf):
-                state["stable"] = None  # the clock ran, steps have become quicker, and the end is far away
-            if state["stable"] is None and falls:  # to go on from, or to branch
+                state["stable"] = None  # with a time budget, faster steps have moved the end far away
+            if state["stable"] is None and falls:  # a checkpoint to continue or branch from
                 state["stable"] = state["step"]
                 settle(run, log, started)
                 if saved_step != state["step"]:
@@ -138,7 +138,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if evaluating:
                 result, rate = run.evaluate(log), run.optimizer.param_groups[0]["lr"]
                 more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
-                at = " at λ 1" if run.amount < 1 else ""  # as the exported model is
+                at = " at λ 1" if run.amount < 1 else ""  # as in the exported model
                 progress.say(f"step {state['step']:,}: {run.said}, validation{at} {result}, {more}")
                 to_save |= settings.keep_best and validation.improves(run)
             over = evaluating and validation.over(run)
@@ -147,7 +147,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if to_save:
                 run.save()
                 saved_step = state["step"]
-                (saved_at,) = parallel.largest([time.monotonic() - started])  # saving may take minutes itself
+                (saved_at,) = parallel.largest([time.monotonic() - started])  # saving itself may take minutes
             if over:
                 count = f"{settings.patience:,} evaluation{'s' * (settings.patience > 1)}"
                 say(f"{count} without a better one: the run ends at step {state['step']:,}")
@@ -166,14 +166,14 @@ def _agreed(interruption: process.Interruption) -> int:
 
 
 def waits(run: Run) -> bool:
-    """Whether a step is read before the next begins: the next depends on it, or reading costs nothing."""
+    """Whether a step's results are read before the next starts: the next depends on them, or reading costs nothing."""
     settings = run.settings
     depends = settings.on_bad_step == "skip" or settings.spike or distill.balanced(settings)
     return bool(depends) or settings.device != "cuda" or math.isnan(run.loss)
 
 
 def step(run: Run, log: runlog.Log, started: float) -> None:
-    """One step, counted. It is logged when it is read: now, or when the next one is on its way."""
+    """Make and count one step. It is logged when its results are read: now, or while the next one runs."""
     settings, state = run.settings, run.state
     due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
     run.probe = telemetry.Probe(run.model) if due else None
@@ -193,9 +193,9 @@ def step(run: Run, log: runlog.Log, started: float) -> None:
 
 
 def settle(run: Run, log: runlog.Log, started: float | None = None) -> None:
-    """Read and log the step that is on its way, if one is. started: when the run did; sets its clock.
+    """Read and log the step in flight, if any. started: start time of the run; given, its clock is updated.
 
-    Raises TrainingError: that step was bad, and may not be skipped.
+    Raises TrainingError if that step was bad and may not be skipped.
     """
     if run.unread is None:
         return
@@ -215,7 +215,7 @@ def settle(run: Run, log: runlog.Log, started: float | None = None) -> None:
 
 
 def bad_step(run: Run, loss: float, norm: float) -> str:
-    """Why the weights must not follow this gradient; "": they may."""
+    """Why this gradient must not be applied; "" if it may."""
     if not math.isfinite(loss + norm):
         return f"loss is {loss}, gradient norm {norm}"
     limit, recent = run.settings.spike, run.state["recent"]
@@ -254,7 +254,7 @@ def update(run: Run) -> Made:
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
         if run.probe and settings.compile and i == 1:
             passes.look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
-        if model.config.drops:  # what is dropped is a function of the seed and the sequence, as the sequence is
+        if model.config.drops:  # dropout, like the data, is a function of seed and sequence number
             torch.manual_seed(dataset.seed_of(settings.seed, number))
         if run.replay:
             terms = run.replay(batch, counted, amount)

@@ -1,8 +1,7 @@
 """manifest.json of a checkpoint: size and SHA-256 of every other file, written last.
 
-What a disk, a copy or a full volume did to a checkpoint is found before anything is made of it.
-A checkpoint without one, from elsewhere or from an older version, is checked as far as safetensors
-files know their own size.
+Damage by a disk, a copy or a full volume is found before a checkpoint is used. In a checkpoint without a
+manifest, from elsewhere or from an older version, only the sizes that safetensors files state are checked.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ T = TypeVar("T")
 
 
 def write(folder: Path) -> None:
-    """Of the files that are in a folder now."""
+    """Write the manifest of the files now in a folder."""
     files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(folder.iterdir())}
     (folder / NAME).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
 
 
 def damage(checkpoint: Path) -> str:
-    """What is wrong with the files of a checkpoint; "" when nothing is. Reads all of them.
+    """What is wrong with the files of a checkpoint; "" if nothing is. Reads all of them.
 
-    Raises OSError: they cannot be read now, which says nothing about what is in them.
+    Raises OSError if they cannot be read now, which says nothing about their content.
     """
     try:
         stats = {file.name: file.stat() for file in checkpoint.iterdir()}
@@ -48,7 +47,7 @@ def damage(checkpoint: Path) -> str:
                 return f"{name} has {sizes[name]:,} bytes, {NAME} says {said['bytes']:,}"
             if _read(checkpoint / name, sha256) != said["sha256"]:
                 return f"{name} holds other bytes than were saved (SHA-256)"
-    except FileNotFoundError as error:  # removed this moment
+    except FileNotFoundError as error:  # removed in the meantime
         return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{NAME} is damaged"
@@ -59,7 +58,7 @@ def _without_manifest(checkpoint: Path, names: Iterable[str]) -> str:
     if "model.safetensors" not in names:
         return "model.safetensors is missing"
     for file in (checkpoint / name for name in names if name.endswith(".safetensors")):
-        file.open("rb").close()  # of any error here, safe_open says that there is no file
+        file.open("rb").close()  # safe_open reports any such error as a missing file
         try:
             with safe_open(file, framework="np"):
                 pass
@@ -69,7 +68,7 @@ def _without_manifest(checkpoint: Path, names: Iterable[str]) -> str:
 
 
 def _read(file: Path, how: Callable[[Path], T]) -> T:
-    """Its OSError names the file: that of a read, unlike that of `open`, does not."""
+    """how(file), with the file named in any OSError: an error of reading, unlike one of opening, does not name it."""
     try:
         return how(file)
     except OSError as error:

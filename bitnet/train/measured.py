@@ -1,4 +1,4 @@
-"""What a checkpoint is measured on: data that is named, or what its run held out."""
+"""The data that a checkpoint is evaluated on: given data, or what its run held out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def of_checkpoint(
     say: Callable[[str], object],
     column: str = "",
 ) -> objectives.HeldOut:
-    """The data to measure a checkpoint on: `data`, or by default what its run held out.
+    """The data to evaluate a checkpoint on: `data`, or by default what its run held out.
 
-    scratch: a folder for token ids. column: of `data`; "": that of the run.
+    scratch: a folder for token ids. column: the text column of `data`; "": the run's.
     """
     config, state = checkpoint.config, checkpoint.state_if_any
     files = conversations.among(data or [])

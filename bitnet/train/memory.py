@@ -1,4 +1,4 @@
-"""Whether a model can be trained in the memory there is: weights, gradients, and what the optimizer keeps, all fp32."""
+"""Whether a model can be trained in the available memory: weights, gradients and optimizer state, all fp32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bitnet.settings import Settings
 from bitnet.train import optimizers
 from bitnet.train.errors import TrainingError
 
-GROUP = Path("/sys/fs/cgroup")  # that of this process, as a container sees it
+GROUP = Path("/sys/fs/cgroup")  # the control group of this process, as seen in a container
 
 
 def check(config: ModelConfig, settings: Settings) -> None:
-    """Raises TrainingError, before any work: not even what every step keeps would fit. Activations come on top."""
-    if settings.lora:  # most is neither learnt nor has gradients
+    """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit."""
+    if settings.lora:  # most weights are frozen and have no gradients
         return
     with torch.device("meta"):
         model = Transformer(config)
@@ -37,14 +37,14 @@ def check(config: ModelConfig, settings: Settings) -> None:
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether torch, numpy or Python says so."""
+    """Whether an error of torch, numpy or Python says that memory ran out."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )
 
 
 def available() -> tuple[float, str]:
-    """Bytes that this process may still have, and what says so."""
+    """Bytes that this process may still allocate, and the name of the limit."""
     limits = [(math.inf, "nothing known")]
     if sys.platform != "linux":
         return limits[0]
@@ -64,7 +64,7 @@ def available() -> tuple[float, str]:
 
 
 def _left_of_group(group: Path) -> int | None:
-    """Bytes that a control group's limit leaves; None where it has none. What only caches files is given back."""
+    """Bytes left under a control group's limit; None without one. File cache counts as free: the kernel reclaims it."""
     try:
         limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""How a run reads the sources of a mixture, and how their weights change along it."""
+"""How a run reads the sources of a mixture, and how their weights change during it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, tuple[Sources, Sources]]:
-    """Tokenizer, and the token ids of all sources: shared ones, those that the run has, or of the text read anew."""
+    """Tokenizer, and token ids of all sources: shared, already in the run folder, or from the text read again."""
     found = _mixture(settings, before)
     shared = {name: where for name, source in found.sources.items() if (where := tokenized.named(source.data))}
     parts = {name: tokenized.read(where, *SIDES)[1] for name, where in shared.items()}
@@ -39,7 +39,7 @@ def read(
         if name not in parts and kept[0] and kept[1]:
             parts[name] = [kept[0], kept[1]]
         elif name not in parts:
-            say(f"{settings.run_folder}: reading source {name} and making token ids of it")
+            say(f"{settings.run_folder}: reading and tokenizing source {name}")
             with _of(name):
                 texts[name] = _split(source, settings, say)
     corpus.check_apart(texts)
@@ -78,7 +78,7 @@ def of_checkpoint(checkpoint: Checkpoint, settings: Settings, scratch: Path) -> 
 
 
 def _mixture(settings: Settings, before: dict[str, Any]) -> Mixture:
-    """What the file says; of a run that goes on what it recorded, where the file is gone."""
+    """The mixture in the file; if the file of a resumed run is gone, the one it recorded."""
     file = Path(settings.mixture)
     kept = Mixture.of(before["mixture"]) if "mixture" in before else None
     if kept and not file.is_file():
@@ -86,7 +86,7 @@ def _mixture(settings: Settings, before: dict[str, Any]) -> Mixture:
     found = Mixture.read(file)
     if kept and found.sources != kept.sources:
         raise TrainingError(f"{file} has other sources than the run, which keeps them; start another run with --out")
-    return Mixture(kept.sources, found.stages) if kept else found  # in their order, by which sequences are dealt out
+    return Mixture(kept.sources, found.stages) if kept else found  # in the order that decides the sequences
 
 
 def _recorded(settings: Settings, before: dict[str, Any], name: str, side: str) -> Tokens | None:
@@ -97,7 +97,7 @@ def _recorded(settings: Settings, before: dict[str, Any], name: str, side: str) 
 
 @contextlib.contextmanager
 def _of(name: str) -> Iterator[None]:
-    """Errors of a source's text say which source it is."""
+    """A context in which data errors name the source."""
     try:
         yield
     except corpus.DataError as error:
@@ -113,14 +113,14 @@ def _split(source: Source, settings: Settings, say: Callable[[str], object]) -> 
 
 
 def parts_of(side: object) -> dict[str, Tokens]:
-    """The token ids of held-out text, by what an error calls each."""
+    """The token ids of held-out text, by their names in errors."""
     if isinstance(side, Sources):
         return {f" of source {name}": part for name, part in side.parts.items()}
     return {"": side} if isinstance(side, Tokens) else {}
 
 
 def sizes(tokens: Sources, planned: int) -> str:
-    """What to say of the sources of a run. planned: tokens of the whole run; 0: seconds count."""
+    """A line about the sources of a run. planned: tokens of the whole run; 0: seconds count."""
     times = tokens.times(planned)
     seen = {name: f", seen {times[name]:.3g} times" if planned else "" for name in tokens.parts}
     return "sources: " + "; ".join(
@@ -129,7 +129,7 @@ def sizes(tokens: Sources, planned: int) -> str:
 
 
 def advance(run: Run) -> None:
-    """Give the next step the weights that belong to its place in the run."""
+    """Set the weights of the mixture for the next step."""
     if not isinstance(run.batches, Mixed):
         return
     course, place = run.state["course"], run.place
@@ -138,8 +138,8 @@ def advance(run: Run) -> None:
         course = [*course, {"step": run.state["step"], "tokens": run.state["tokens"], "weights": weights}]
         run.state["course"] = course
         shares = ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())
-        say(f"from step {run.state['step']:,} on the sequences are of {shares}")
-    each_step = run.horizon.each  # tokens; a run that goes on may take longer sequences
+        say(f"from step {run.state['step']:,} on the sequences are {shares}")
+    each_step = run.horizon.each  # tokens; a resumed run may have longer sequences
     wanted = tuple((each["tokens"] * run.sequences // each_step, each["weights"]) for each in course)
     if run.batches.course != wanted:
         run.batches.course = wanted

@@ -1,7 +1,7 @@
-"""Muon: the momentum of a matrix, made orthogonal, is its update (arXiv 2502.16982 eq. 1-4).
+"""Muon: the update of a matrix is its momentum, orthogonalized (arXiv 2502.16982 eq. 1-4).
 
-Matrices of one shape are made orthogonal together, as a stack: on a GPU a few large kernels in place of thousands
-of small ones. Nothing of a step is read back, and the rates may be tensors, so that a GPU can replay a step.
+Matrices of one shape are orthogonalized together, as a stack: on a GPU a few large kernels instead of thousands
+of small ones. A step reads nothing back to the host, and the rates may be tensors, so that a GPU can replay it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from bitnet.model import parallel
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic polynomial, applied STEPS times to the singular values, that takes all of (0, 1] near 1."""
+"""Coefficients of the quintic polynomial that, applied STEPS times to singular values in (0, 1], takes them near 1."""
 STEPS = 5
 MOMENTUM = 0.95
 SIZE = 0.2
-"""Times the root of the longer side: as large as a usual update of AdamW, so that one rate serves both (§2.2)."""
+"""Times √(longer side): the update's RMS is then that of a typical AdamW update, so one rate serves both (§2.2)."""
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices alone. Nesterov's momentum; weight decay apart from it, as that of AdamW.
+    """For matrices only, with Nesterov momentum and decoupled weight decay like AdamW's.
 
-    precise: multiply in fp32, where a CPU has no instructions for bf16.
+    precise: multiply in fp32, for CPUs without bf16 instructions.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], precise: bool = False) -> None:
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
                 self._turn(matrices, [updates[p] for p in matrices], group["lr"], group["weight_decay"])
 
     def _momentum(self, parameters: list[Tensor]) -> dict[Tensor, Tensor]:
-        """Of each parameter with a gradient: that, after Nesterov, in the precision of the products."""
+        """The Nesterov momentum of each parameter that has a gradient; updates the buffers."""
         having = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in having if p.grad is not None]
         if not having:
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """U·Vᵀ of x = U·S·Vᵀ, but for singular values of 0.7 to 1.2 in place of 1, by Newton-Schulz.
+    """U·Vᵀ for x = U·S·Vᵀ by Newton-Schulz, approximately: singular values are 0.7 to 1.2 instead of 1.
 
     x: (rows, columns), or a stack (n, rows, columns). Source: Jordan et al., "Muon", 2024.
     """

@@ -1,8 +1,8 @@
-"""The objectives: the next token, hidden tokens, or what belongs together; and what each needs of model and data.
+"""The objectives (next token, masked tokens, contrastive pairs) and what each needs from model and data.
 
-Each kind of data has its rows here, and nowhere else: how they become batches, what is measured, what is recorded.
+This is the only place that distinguishes kinds of data: how they become batches, are evaluated and recorded.
 
-A sequence of a batch is inputs, targets, and what else the model is told (`Transformer.forward`).
+A batch is inputs, targets, and further arguments of `Transformer.forward`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Batches = (
 HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | Dialogues | Talks | Preferences
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
 
-HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
+HELD_OUT_SEED = 0  # for masked tokens and prefixes in evaluations: the same for every run
 
 
 def check(settings: Settings, config: ModelConfig) -> None:
-    """Raises TrainingError: objective, model and options do not fit together."""
+    """Raises TrainingError if objective, model and options do not fit together."""
     if settings.preference:
         preferences.check(settings, config)
     objective, sees = settings.objective, config.vision is not None
@@ -133,14 +133,14 @@ def batches(
     context: int,
     generation: Mapping[str, Any] = MappingProxyType({}),
 ) -> Batches:
-    """Those of a run on text, or on images and text. generation: what names the start and end of texts, if any does."""
+    """Batches of a run on text, or images and text. generation: defaults that may name start and end tokens."""
     if isinstance(tokens, Captions | Answers):
         return picture_rows.Batches(tokens, settings.batch, context, settings.seed, settings.augment)
     if isinstance(tokens, pairs.Pairs):
         return pairs.Batches(tokens, settings.batch, context, settings.seed)
     view = view_of(settings, config, words, tokens, settings.seed)
     if settings.fim:
-        tokenizer.fim_tokens(words)  # that they are there is checked before the first step
+        tokenizer.fim_tokens(words)  # raises before the first step if they are missing
         end = tokenizer.end_token(words, generation)
         view = infilling.Infilling(settings.fim, words, tokens.first, end, settings.seed, view)
     if isinstance(tokens, mixture.Sources):
@@ -167,7 +167,7 @@ def held_out(
 
 
 def record(tokens: HeldOut, held_out: HeldOut) -> dict[str, Any]:
-    """What a checkpoint records of the files of a run, to find them again; nothing of conversations, read anew."""
+    """What a checkpoint records of a run's data files, to find them again; conversations are read again instead."""
     sides = {"train": tokens, "validation": held_out}
     if isinstance(tokens, Rows):
         return {"pictures": {side: each.pictures.to_dict() for side, each in sides.items() if isinstance(each, Rows)}}
@@ -188,19 +188,19 @@ def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:
 
 
 def digest(held_out: HeldOut) -> str:
-    """Of what is held out; "" where that follows from what is learnt from."""
+    """A digest of the held-out data; "" if it follows from the training data."""
     return str(getattr(held_out, "digest", ""))
 
 
 def tokens_each(tokens: HeldOut, context: int) -> int:
-    """What a step counts for one of its sequences, or pairs."""
+    """Tokens that a step counts for each sequence or pair."""
     return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions | Preferences) else context
 
 
 def view_of(
     settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | mixture.Sources, seed: int
 ) -> masked.View | None:
-    """What is to be seen of text besides the text: nothing, hidden tokens, prefixes, or documents."""
+    """The view of text that the objective needs: none, masked tokens, prefixes, or documents."""
     if settings.objective == "mlm":
         mask = tokenizer.mask_token(words)
         size = tokenizer.vocabulary_size(words)
@@ -211,7 +211,7 @@ def view_of(
 
 
 def counted(batches: Batches, batch: tuple[Tensor, ...]) -> int:
-    """How many targets of a batch count, or its pairs."""
+    """How many targets, or pairs, of a batch count."""
     _, targets, *told = batch
     if isinstance(batches.tokens, Preferences):
         return preferences.counted(told[0])
@@ -228,14 +228,14 @@ def term(settings: Settings, model: Transformer, output: Tensor, targets: Tensor
 
 
 def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare, contrast.Loss]:
-    """How vectors are compared, and the loss of that."""
+    """The comparison of vectors, and its loss."""
     if model.similarity is None:
         return contrast.cosines(settings.temperature), contrast.softmax
     return model.similarity, contrast.LOSSES[settings.contrastive_loss]
 
 
 def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
-    """On held-out text; limit: tokens, 0 for all."""
+    """Evaluate on held-out data; limit: tokens, 0 for all."""
     if settings.draft_only:
         return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
@@ -253,7 +253,7 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
 
 
 def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:
-    """How many guesses of the draft are right, behind held-out text. limit: as of `acceptance.evaluate`."""
+    """How many guesses of the draft are right on held-out text. limit: as in `acceptance.evaluate`."""
     text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
     assert isinstance(text, dataset.Tokens | masked.ViewedTokens | Dialogues)
     return acceptance.evaluate(model, text, context, limit)

@@ -13,7 +13,7 @@ from bitnet.train.muon import Muon
 
 
 class Chained(torch.optim.Optimizer):
-    """Optimizers of different parameters, used as one: their groups, their state, one step of each."""
+    """Several optimizers of different parameters, used as one: joint groups and state, one step of each."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts
@@ -28,14 +28,15 @@ class Chained(torch.optim.Optimizer):
 
 
 def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
-    """Groups with "decays": whether weight decay is for them; and of adapters "rate", a factor of the learning rate.
+    """The optimizer. Its groups have "decays", whether weight decay applies; with adapters also "rate", a learning-rate
+    factor.
 
-    Muon updates by orthogonal matrices, scaled so that learning rate and weight decay of AdamW serve both.
+    Muon's orthogonal updates are scaled so that AdamW's learning rate and weight decay serve both.
     """
     if settings.lora:
         return adamw(of_adapters(model, settings))
     parts: list[torch.optim.Optimizer] = []
-    for matrices, others in (of_layers(model), of_draft(model)):  # apart: Muon multiplies matrices of a shape together
+    for matrices, others in (of_layers(model), of_draft(model)):  # separate: Muon stacks matrices of one shape
         groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
         if not matrices and not others:
             continue
@@ -46,8 +47,8 @@ def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
 
 
 def of_adapters(model: Transformer, settings: Settings) -> list[dict[str, Any]]:
-    """alpha / rank is no factor in the model: AdamW, whose steps do not depend on the size of gradients, moves
-    adapter_out by as much more, which is the same (arXiv 2106.09685 §4.1)."""
+    """alpha / rank is a learning-rate factor of adapter_out, not a factor in the model. With AdamW, whose steps do not
+    depend on the size of gradients, that is equivalent (arXiv 2106.09685 §4.1)."""
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     outwards = [p for name, p in learnt if name.endswith("adapter_out")]
     inwards = [p for name, p in learnt if name.endswith("adapter_in")]
@@ -61,7 +62,7 @@ def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def multiplies_bf16(device: str) -> bool:
-    """Whether there are instructions for it; elsewhere it is slower than fp32, not faster."""
+    """Whether the device has bf16 instructions; without them bf16 is slower than fp32."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
@@ -69,7 +70,7 @@ def multiplies_bf16(device: str) -> bool:
 
 
 def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[str, ...]]]:
-    """Each parameter, and what is kept for it from its first update on."""
+    """Each parameter, and the keys of its optimizer state after its first update."""
     found: list[tuple[nn.Parameter, tuple[str, ...]]] = []
     for part in optimizer.parts if isinstance(optimizer, Chained) else (optimizer,):
         muon = isinstance(part, Muon)
@@ -79,20 +80,20 @@ def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[
 
 
 def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices of the layers; gains, biases, embeddings, and what else a stack has for itself, as far as learnt."""
+    """The trained parameters: matrices of the layers; and all others, such as gains, biases and embeddings."""
     in_layers = {p for stack in model.stacks for p in stack.layers.parameters() if p.dim() == 2}
     parameters = learnt(model)[0]
     return [p for p in parameters if p in in_layers], [p for p in parameters if p not in in_layers]
 
 
 def of_draft(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The same of its draft, whose projection is a matrix like those of its layers."""
+    """The same for its draft, whose projection counts as a matrix of its layers."""
     parameters = learnt(model)[1]
     return [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
 
 
 def learnt(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters that learn, of the model and of its draft."""
+    """The trained parameters of the model and of its draft."""
     of_draft = set(model.draft.parameters()) if model.draft else set()
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [p for p in parameters if p not in of_draft], [p for p in parameters if p in of_draft]

@@ -1,4 +1,4 @@
-"""Text that a model writes itself, so that its draft learns to guess what it will say (`--self-written`)."""
+"""Text that a model generates itself, so that its draft learns to guess its outputs (`--self-written`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.source_model import Start
 
-PROMPT = 4  # a sequence begins with this part of it from the data
-ROUNDS = 20  # of a model that ends its texts early
+PROMPT = 4  # the first 1/PROMPT of a sequence comes from the data
+ROUNDS = 20  # most rounds of generation, as a model may end its texts early
 
 
 def added(
     settings: Settings, config: ModelConfig, words: Tokenizer, start: Start, batches: objectives.Batches
 ) -> objectives.Batches:
-    """Batches of what the source writes behind pieces of the data, and of as many tokens of the data themselves."""
+    """Batches of the source's continuations of pieces of the data, and of as many tokens of the data itself."""
     tokens, context = batches.tokens, batches.context
     if not isinstance(tokens, dataset.Tokens):
         raise TrainingError("self_written is of one text; give it with --data")
@@ -50,7 +50,7 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
     begin = max(1, context // PROMPT)
     rows = math.ceil(settings.self_written / max(1, context - begin))
     most = max(1, (len(tokens.ids) - 1) // context)
-    say(f"the model writes {settings.self_written:,} tokens behind {rows:,} pieces of the data")
+    say(f"the model generates {settings.self_written:,} tokens after {rows:,} pieces of the data")
     partial = file.with_suffix(".partial")
     try:
         with partial.open("wb") as out:
@@ -66,15 +66,15 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
 
 
 def _places(n: int, most: int, context: int, number: int = 0) -> list[int]:
-    """Where `n` pieces of the data begin, spread over all `most`; other ones in each round."""
+    """Where `n` pieces of the data start, spread over all `most`; different ones in each round."""
     return [(i * most // n + number) % most * context for i in range(n)]
 
 
 def _rows(
     tokens: dataset.Tokens, writes: Callable[..., Iterator[list[int]]], most: int, context: int, settings: Settings
 ) -> Iterator[list[int]]:
-    """What the model writes, each text behind its piece of the data, in rows of `context` tokens. Behind a text that
-    ends early stands another one, so that within a row texts begin where another has ended."""
+    """The generated texts, each after its piece of the data, in rows of `context` tokens. A text that ends early is
+    followed by another in the same row."""
     begin = max(1, context // PROMPT)
     row: list[int] = []
     n = written = 0

@@ -18,19 +18,19 @@ from bitnet.train.run import Run
 def passes(
     run: Run, batch: Sequence[Tensor], counted: float | Tensor, amount: float | Tensor, weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
-    # With --recompute the backward pass quantizes, too.
-    with run.model.partly_quantized(amount, vision=run.state["phased"]):  # else it is quantized already
+    """Forward and backward pass. Returns the terms of the loss, in nats per counted token."""
+    # The backward pass is inside, too: with --recompute it quantizes again.
+    with run.model.partly_quantized(amount, vision=run.state["phased"]):  # if not phased, it is fully quantized
         with autocast(run):
             terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
-        learns = {**weights, "draft": 1.0}  # beside the loss: it moves nothing but itself
+        learns = {**weights, "draft": 1.0}  # its gradients reach only the draft
         loss = torch.stack([learns[name] * term for name, term in terms.items()]).sum()
-        (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
+        (loss * parallel.size()).backward()  # DDP averages gradients over the processes; the sum is needed
     return {name: term.detach() for name, term in terms.items()}
 
 
 def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
-    """Let `probe` see a batch in a forward pass of its own, so that the one that learns runs compiled, or replayed."""
+    """Show `probe` a batch in a separate forward pass, so that the training pass runs compiled or replayed."""
     inputs, _, *told = batch
     quantized = run.model.partly_quantized(amount, vision=run.state["phased"])
     with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
@@ -42,8 +42,8 @@ def autocast(run: Run) -> torch.autocast:
 
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
-    """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
-    their balance, of a draft its loss. told: what the model is told of the inputs: documents, prefixes, images."""
+    """Sums over the targets that count: cross-entropy in nats, distillation terms with a teacher, the balance loss of
+    experts, the loss of a draft. told: further arguments of the model: documents, prefixes, images."""
     if run.settings.draft_only:
         return {"draft": run.forward(inputs, *told, targets_BT=targets)}
     if run.settings.preference:

@@ -1,6 +1,6 @@
-"""What keeps a GPU busy: batches are there before they are wanted, and results are read after the next step is begun.
+"""Keeps a GPU busy: batches are prepared in advance, and results are read after the next step has started.
 
-The order of the batches and every value that is read are those of a run that waits.
+Batches and results are the same as in a run that waits after each step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from bitnet.model import parallel
 from bitnet.train import objectives
 
-AHEAD = 1  # steps whose batches lie ready while another one computes
+AHEAD = 1  # steps whose batches are prepared while another one computes
 
 
 class Work(NamedTuple):
-    """What one optimizer step of this process computes with."""
+    """The input of one optimizer step in this process."""
 
     numbers: list[int]  # the first sequence of each forward pass
     batches: list[tuple[Tensor, ...]]
@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 
 def work_of(batches: objectives.Batches, begin: int, sequences: int, pinned: bool) -> Work:
-    """That of a step: so many sequences in all processes, from `begin` on. pinned: where a GPU copies from alone."""
+    """The work of a step: `sequences` of them from `begin` on, over all processes. pinned: in page-locked memory."""
     first, last = parallel.share(begin, begin + sequences)
     numbers = list(range(first, last, batches.batch))
     made = [batches.sequences(number, min(number + batches.batch, last)) for number in numbers]
@@ -43,7 +43,7 @@ def work_of(batches: objectives.Batches, begin: int, sequences: int, pinned: boo
 
 
 class Ahead:
-    """The work of one step after another, made in a thread of its own. What fails there is raised at its step."""
+    """Prepares the work of consecutive steps in its own thread. An error there is raised at its step."""
 
     def __init__(self, make: Callable[[int], Work], pool: ThreadPoolExecutor) -> None:
         self._make, self._pool = make, pool
@@ -52,8 +52,8 @@ class Ahead:
     @classmethod
     @contextmanager
     def of(cls, make: Callable[[int], Work]) -> Iterator[Self]:
-        """make: the work of a step, whatever was asked before. The thread ends with the block."""
-        # One thread of torch: it would otherwise get as many of its own as the one that trains has.
+        """make: returns the work of a step, independent of earlier calls. The thread ends with the block."""
+        # A single torch thread: otherwise it would start as many as the training thread has.
         pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
         try:
             yield cls(make, pool)
@@ -61,7 +61,7 @@ class Ahead:
             pool.shutdown(cancel_futures=True)
 
     def take(self, step: int) -> Work:
-        """The work of a step; that of the next ones is begun."""
+        """The work of a step; also starts preparing the next ones."""
         if not self._waiting or self._waiting[0][0] != step:
             self._waiting.clear()
             self._begin(step)
@@ -70,7 +70,7 @@ class Ahead:
         return self._waiting.popleft()[1].result()
 
     def drop(self) -> None:
-        """Forget what lies ready: the batches have changed."""
+        """Discard prepared work: the batches have changed."""
         self._waiting.clear()
 
     def _begin(self, step: int) -> None:
@@ -79,25 +79,25 @@ class Ahead:
 
 @dataclass
 class Made:
-    """A step, made or on its way: what it computed is on the device until it is read."""
+    """A step, finished or in flight: its results stay on the device until they are read."""
 
-    weights: Mapping[str, float]  # of the terms of the loss
-    values: Tensor  # those terms of each forward pass, and the norm of the gradient before clipping
+    weights: Mapping[str, float]  # weights of the terms of the loss
+    values: Tensor  # those terms for each forward pass, and the gradient norm before clipping
     rate: float
-    amount: dict[str, float]  # λ, where it rises; for the log
+    amount: dict[str, float]  # λ, if it rises; for the log
     at: dict[str, Any] = field(default_factory=dict)  # step, tokens, seconds
-    layers: dict[str, Any] = field(default_factory=dict)  # what was seen of them; for the log
+    layers: dict[str, Any] = field(default_factory=dict)  # telemetry of the layers; for the log
 
     def __post_init__(self) -> None:
         self._there: torch.cuda.Event | None = None
         if self.values.device.type == "cuda":
-            self.values = self.values.to("cpu", non_blocking=True)  # when this step is done, not the next
+            self.values = self.values.to("cpu", non_blocking=True)  # copied when this step is done, before the next
             self._there = torch.cuda.Event()
             self._there.record()
 
     @cached_property
     def read(self) -> tuple[float, float, dict[str, float]]:
-        """Loss (nats per token), norm, and the terms of the loss, of all processes together. Waits for the device."""
+        """Loss (nats per token), gradient norm, and terms of the loss, over all processes. Waits for the device."""
         if self._there:
             self._there.synchronize()
         *values, norm = self.values.tolist()

@@ -1,10 +1,10 @@
 """`bitnet finetune --preference`: a model learns which of two answers is preferred (DPO, arXiv 2305.18290).
 
-    reward = β · (what the model says of an answer − what it said before it learnt)   log-probabilities, in nats
-    loss   = −log σ(reward of the chosen answer − reward of the rejected one)         nats a pair
+    reward = β · (log p of an answer − its log p before training)                in nats
+    loss   = −log σ(reward of the chosen answer − reward of the rejected one)    nats per pair
 
-What the model said before, the reference, is computed once and kept in the run folder: no second model is in memory.
-Its file is named by the weights and the pairs. Terms of the loss, and figures beside it: `WEIGHTS`.
+The log-probabilities before training, the reference, are computed once and stored in the run folder, so no second
+model is in memory. The file name is a hash of weights and pairs. Terms of the loss, and metrics: `WEIGHTS`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 
 WEIGHTS = {"preference": 1.0, "margin": 0.0, "accuracy": 0.0, "chosen": 0.0}
-"""Loss; and to be seen beside it: reward of the chosen answer less that of the other, how often that is positive (a tie
-is half a time), and the reward of the chosen answer, which falls where both become less likely."""
+"""The loss; and metrics: reward of the chosen answer minus that of the rejected one, how often that is positive (a tie
+counts half), and the reward of the chosen answer, which falls when both become less likely."""
 
 
 @dataclass(frozen=True)
 class Preferred:
-    """Of held-out pairs."""
+    """Results on held-out pairs."""
 
-    nats_per_pair: float  # log 2 before anything is learnt
+    nats_per_pair: float  # log 2 before training
     margin: float
     accuracy: float
     chosen: float
@@ -59,10 +59,10 @@ class Preferred:
 
 
 def check(settings: Settings, config: ModelConfig) -> None:
-    """Raises TrainingError: the model is none that preferences can be taught."""
+    """Raises TrainingError if the model cannot be trained on preferences."""
     causal = config.has_head and config.mask == "causal" and config.input == "tokens" and not config.vision
     problems = [
-        (not causal, "this model is no decoder of text alone"),
+        (not causal, "this model is not a text-only decoder"),
         (causal and not config.ternary, "the source is a full-precision model; bitnet finetune without --preference "
          "makes it ternary"),
         (settings.objective != "next", f"--objective is {settings.objective}"),
@@ -72,13 +72,13 @@ def check(settings: Settings, config: ModelConfig) -> None:
             raise TrainingError(f"--preference is for a ternary model of the next token, and {found}")
 
 
-# ---- what it learns from ----
+# ---- data ----
 
 
 def read(
     settings: Settings, words: Tokenizer, template: str | None, generation: dict[str, Any], context: int
 ) -> tuple[str | None, dict[str, Any], packing.Batches[Preferences], Preferences]:
-    """Chat template, generation defaults, batches and what is held out."""
+    """Chat template, generation defaults, training batches and held-out pairs."""
     sides = preferences.split(preferences.read(finding.files_of(settings.preference)), settings.validation, say)
     template, generation, spelling = _spelling(sides[0] + sides[1], words, template, generation)
     seen, held_out = (_made(side, spelling, context) for side in sides)
@@ -109,7 +109,7 @@ def of_checkpoint(
     settings: Settings, words: Tokenizer, template: str | None, generation: dict[str, Any], state: dict[str, Any],
     folder: Path, context: int,
 ) -> Preferences:  # fmt: skip
-    """What a run holds out, with its reference."""
+    """The held-out pairs of a run, with their reference."""
     said = preferences.split(preferences.read(finding.files_of(settings.preference)), settings.validation)
     side = Preferences(said[1], _spelling(said[0] + said[1], words, template, generation)[2])
     side.reference = _kept(folder / Path(str(state["reference"]["validation"])).name, side, context)
@@ -123,12 +123,12 @@ def refer(
     first: Callable[[], Transformer], seen: object, held_out: object, settings: Settings, context: int,
     before: dict[str, Any],
 ) -> dict[str, str]:  # fmt: skip
-    """Let both sides have their reference: what the model says before its first step, or what was kept of that.
+    """Give both sides their reference: log-probabilities of the model before its first step, computed or stored.
 
-    first: that model. Of a run that goes on it is its source, read again where a file was lost.
+    first: returns that model; for a resumed run its source, read again if a file was lost.
 
-    What is learnt is compared in the precision of the run, what is held out in fp32, as it is measured. before: the
-    state of a run that goes on. Returns the files. All processes call it.
+    The training side is computed in the precision of the run, the held-out side in fp32, as in evaluations. before:
+    the state of a resumed run. Returns the file names. All processes call it.
     """
     assert isinstance(seen, Preferences) and isinstance(held_out, Preferences)
     sides = {"train": seen, "validation": held_out}
@@ -140,14 +140,14 @@ def refer(
         made = {name: _file_of(model, side, name, settings, context) for name, side in sides.items()}
         if files and made != files:
             raise TrainingError(
-                f"{settings.run_folder} has lost what the model said before it learnt, and {settings.source} is not "
-                "what it was then, or --context or --precision are not; begin another run with --out"
+                f"{settings.run_folder} has lost the reference of the model before training, and {settings.source}, "
+                "--context or --precision have changed since; start another run with --out"
             )
         files = made
     for name, side in sides.items():
         file = settings.run_folder / files[name]
         if not parallel.from_first(file.is_file):
-            say(f"{file.parent}: what the model says of {len(side.pairs):,} {name} pairs before it learns")
+            say(f"{file.parent}: computing the reference of {len(side.pairs):,} {name} pairs before training")
             found = _reference(model, side, context, settings.batch, bf16 if name == "train" else nullcontext())
             if parallel.is_first():
                 _keep(file, found)
@@ -166,7 +166,7 @@ def _file_of(model: Transformer, side: Preferences, name: str, settings: Setting
 def _reference(
     model: Transformer, side: Preferences, context: int, batch: int, autocast: AbstractContextManager[Any]
 ) -> NDArray[np.float32]:
-    """NaN of pairs that have no room."""
+    """Log-probabilities (n, 2); NaN for pairs that do not fit the context."""
     n, sums = side.windows(context), torch.zeros(len(side.pairs), 2)
     with torch.no_grad(), compiler.eagerly(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(n / batch)):
@@ -180,7 +180,7 @@ def _reference(
 
 
 def _keep(file: Path, found: NDArray[np.float32]) -> None:
-    """The numbers, and the SHA-256 of them."""
+    """Write the numbers, and their SHA-256."""
     partial = file.with_suffix(".partial")
     try:
         with partial.open("wb") as out:
@@ -197,32 +197,31 @@ def _kept(file: Path, side: Preferences, context: int) -> Tensor:
         kept = file.read_bytes()
     except FileNotFoundError:
         raise TrainingError(
-            f"{file} is missing: what the model said before it learnt; go on with the run, and it is computed again"
+            f"{file}, the reference of the model before training, is missing; resume the run to compute it again"
         ) from None
     numbers, digest = kept[:-32], kept[-32:]
     if len(numbers) != 8 * len(side.pairs) or hashlib.sha256(numbers).digest() != digest:
-        raise TrainingError(f"{file} is damaged; remove it, and it is computed again when the run goes on")
+        raise TrainingError(f"{file} is damaged; remove it, and it is computed again when the run is resumed")
     found = torch.frombuffer(bytearray(numbers), dtype=torch.float32).reshape(-1, 2)
     if bool(found[[i for row in side.rows(context) for i in row]].isnan().any()):
-        raise TrainingError(f"{file} has no numbers of the longest pairs; go on with the --context that the run had")
+        raise TrainingError(f"{file} has no numbers for the longest pairs; resume with the --context that the run had")
     return found
 
 
 # ---- the loss ----
 
 
-ROW = 2**32  # more than the numbers of pairs
+ROW = 2**32  # larger than any pair number
 
 
 def _places(documents: Tensor) -> Tensor:
-    """Of each token a number for its pair and row, as a small set has the same row several times in a batch; -1 where
-    there is none."""
+    """For each token a number for its pair and row, as a batch of a small set repeats rows; -1 for padding."""
     rows = torch.arange(len(documents), device=documents.device)[:, None] % (len(documents) // 2)
     return torch.where(documents < 0, documents, rows * ROW + documents)
 
 
 def _said(forward: nn.Module, inputs: Tensor, targets: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the pairs that are here, and the log-probabilities of their answers (n, 2)."""
+    """The numbers of the pairs in a batch, and the log-probabilities of their answers (n, 2)."""
     logs_BT = forward(inputs, documents, targets_BT=targets, each=True)
     half = len(inputs) // 2
     places, of_BT = _places(documents).unique(return_inverse=True)
@@ -246,12 +245,12 @@ def terms(
 
 
 def counted(documents: Tensor) -> int:
-    """The pairs of a batch."""
+    """How many pairs a batch has."""
     return int((_places(documents).unique() >= 0).sum())
 
 
 def evaluate(model: Transformer, side: Preferences, beta: float, context: int, batch: int, limit: int = 0) -> Preferred:
-    """Of held-out pairs, in fp32; limit: tokens, 0 for all."""
+    """Evaluate on held-out pairs, in fp32; limit: tokens, 0 for all."""
     rows = chosen_windows(side.windows(context), limit and max(1, limit // side.tokens_each(context)))
     found, n = dict.fromkeys(WEIGHTS, 0.0), 0
     with torch.no_grad(), model.evaluating():

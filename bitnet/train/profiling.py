@@ -1,4 +1,4 @@
-"""`--profile`: what a few steps spend their time on, as a table, and as a trace for Perfetto or chrome://tracing."""
+"""`--profile`: where a few steps spend their time, as a table, and as a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bitnet.model import parallel
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 
-ROWS = 15  # of the table
-WAIT = 10  # steps before: compiling, first allocations
+ROWS = 15  # rows of the table
+WAIT = 10  # steps that are not recorded: compilation, first allocations
 
 
 def check(steps: int, left: float) -> None:
-    """Raises TrainingError: a run of so many steps, of which so many are left, ends before they are recorded."""
+    """Raises TrainingError if the steps left in the run do not suffice to record `steps` of them."""
     if steps and left < WAIT + 1 + steps:
         raise TrainingError(
             f"--profile {steps} records the steps after the first {WAIT + 1}: it takes {WAIT + 1 + steps:,}, and the "
@@ -29,7 +29,7 @@ def check(steps: int, left: float) -> None:
 
 @contextmanager
 def profiled(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Records so many steps to trace.json and profile.txt in `folder`. Gives what is to be called after each step."""
+    """Record `steps` steps to trace.json and profile.txt in `folder`. Yields a function to call after each step."""
     if not steps or not parallel.is_first():
         yield lambda: None
         return
@@ -50,13 +50,13 @@ def profiled(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
             profile.step()
 
         yield step_is_over
-    if made <= WAIT + 1:  # a budget of minutes, or a signal
+    if made <= WAIT + 1:  # with a budget in minutes, or a signal
         say(f"no trace.json: it begins after {WAIT + 1} steps, and there were {made:,}")
 
 
 def table(operations: Iterable[Any], steps: int) -> str:
-    """What takes most of a step, each operation without those that it calls; on a GPU by the time there."""
-    known = [each for each in operations if each.device_type.name == "CPU"]  # they count the time of their kernels
+    """The most expensive operations by self time, on a GPU by device time."""
+    known = [each for each in operations if each.device_type.name == "CPU"]  # includes their kernels
     there = any(each.self_device_time_total for each in known)
     times, calls = Counter[str](), Counter[str]()
     for each in known:

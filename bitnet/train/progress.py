@@ -1,4 +1,4 @@
-"""How far a run is, while it goes on: a bar on a terminal, in a log a line now and then."""
+"""Progress of a running run: a bar on a terminal, in a log a line now and then."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bitnet.process import unheard
 from bitnet.train.horizon import Horizon
 from bitnet_runtime.terminal import escape
 
-PAUSES = 1.0, 60.0  # seconds from line to line, at first and at most: each pause is twice the one before
-RECENT = 20, 120.0  # steps that speed is taken from, at least, and seconds, if they hold more
+PAUSES = 1.0, 60.0  # seconds between lines, first and at most: each pause is twice the one before
+RECENT = 20, 120.0  # speed is measured over at least so many steps, or so many seconds if those hold more
 
 
 class Progress:
-    """Entered before the first step, called after each. `state` is that of the run."""
+    """A context around the steps; `step` is called after each. `state`: that of the run."""
 
     def __init__(self, horizon: Horizon, state: dict[str, Any], of_peak: float = 0.0) -> None:
-        """of_peak: seconds that a token would take on GPUs at their peak; 0: not known."""
+        """of_peak: seconds that a token would take on GPUs at their peak; 0: unknown."""
         self.horizon, self.state, self.of_peak = horizon, state, of_peak
         self._recent = deque([self._now])
         self._pause, self._next = PAUSES[0], 0.0
 
     def __enter__(self) -> Self:
-        silent = None if parallel.is_first() else True  # None: where stderr is no terminal
+        silent = None if parallel.is_first() else True  # None: only if stderr is not a terminal
         total, step = self.horizon.steps(self.state), self.state["step"]
         self._bar = tqdm(total=total, initial=step, unit="step", disable=silent, file=sys.stderr)
         return self
@@ -37,7 +37,7 @@ class Progress:
         self._bar.close()
 
     def step(self, said: str) -> None:
-        """said: of its loss."""
+        """Show a step. said: its loss."""
         horizon, state = self.horizon, self.state
         self._recent.append(self._now)
         while len(self._recent) > RECENT[0] + 1 and self._recent[1][0] < state["seconds"] - RECENT[1]:
@@ -52,7 +52,7 @@ class Progress:
             self.say(f"step {place}: {said}, {self.speed}, about {lasting(self.left)} left")
 
     def say(self, line: str) -> None:
-        """A line, after which the next one may wait."""
+        """Print a line, and delay the next progress line."""
         say(line)
         self._next = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, PAUSES[1])
@@ -67,14 +67,14 @@ class Progress:
 
     @property
     def speed(self) -> str:
-        """Of the recent steps, with what lay between them: a run may have begun on a slower or a busier machine."""
+        """Speed of the recent steps, including evaluations and saving; earlier ones may be from a slower machine."""
         seconds, _, tokens = self._since(self._recent[0])
         rate = tokens / seconds
         return f"{rate:,.0f} tokens/s" + (f", {rate * self.of_peak:.1%} of the peak" if self.of_peak else "")
 
     @property
     def left(self) -> float:
-        """Seconds, if steps go on taking what the recent ones took."""
+        """Remaining seconds at the speed of the recent steps."""
         if self.horizon.seconds:
             return max(0.0, float(self.horizon.seconds - self.state["seconds"]))
         seconds, steps, _ = self._since(self._recent[0])
@@ -83,18 +83,18 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """On stderr, above the bar, by the first process alone. Nobody has to read it."""
+    """Print on stderr, above the bar, from the first process only. A closed stderr is not an error."""
     if not parallel.is_first():
         return
     try:
-        tqdm.write(escape(line, keep="\n\t"), file=sys.stderr)  # the name of a run may hold anything
+        tqdm.write(escape(line, keep="\n\t"), file=sys.stderr)  # names of runs may hold control characters
         sys.stderr.flush()
     except BrokenPipeError:
         unheard()
 
 
 def lasting(seconds: float) -> str:
-    """For people: "40 s", "3 min", "2 h 5 min", "3 d 4 h"."""
+    """A duration for people: "40 s", "3 min", "2 h 5 min", "3 d 4 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:

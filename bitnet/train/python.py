@@ -1,4 +1,4 @@
-"""Training from Python: a whole run with `fit`; parts of a loop of one's own with `load` and `save`."""
+"""Training from Python: a whole run with `fit`; `load` and `save` for your own training loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bitnet.train.resolve import Given
 AnyPath = str | os.PathLike[str]
 
 _ONE = threading.RLock()
-"""Runs of one process share torch's generators, so they are made one after the other."""
+"""Runs in one process share torch's random generators, so they run one at a time."""
 
 
 def fit(
@@ -39,17 +39,17 @@ def fit(
 ) -> Outcome:
     """A run of `bitnet train`, or with `source` of `bitnet finetune`: the same files, the same bits.
 
-    options: those of docs/options.md, such as `data`, `tokens_per_parameter`, `batch_tokens`; a path may stand for a
-    list of one. model: options of the model, such as {"dim": 256}. config: a TOML file with more of both.
-    resume: go on from the newest checkpoint of `out`. branch: as `--from`.
-    read: opens what `source`, `teacher` and `vision` name; `bitnet_export.convert.masters.read_start` those of Hugging
-    Face, too.
+    options: those of docs/options.md, such as `data`, `tokens_per_parameter`, `batch_tokens`; instead of a list a
+    single path may be given. model: options of the model, such as {"dim": 256}. config: a TOML file with more of both.
+    resume: continue from the newest checkpoint of `out`. branch: as `--from`.
+    read: opens the models of `source`, `teacher` and `vision`; `bitnet_export.convert.masters.read_start` also opens
+    Hugging Face folders.
 
-    Ctrl-C saves and ends it, with `Outcome.signal`; while text is read, and in the last evaluation, it raises
-    KeyboardInterrupt. Raises ValueError (TrainingError is one): an option, the data. OSError: a file.
+    Ctrl-C saves and ends the run, with `Outcome.signal`; while text is read, and in the last evaluation, it raises
+    KeyboardInterrupt. Raises ValueError (of which TrainingError is one) for options and data, OSError for files.
     """
     if options.get("tasks"):
-        raise ValueError("tasks are asked by `bitnet train` and `bitnet finetune`, not by fit; leave them out")
+        raise ValueError("tasks are evaluated by `bitnet train` and `bitnet finetune`, not by fit; leave them out")
     if not isinstance(model or {}, Mapping):
         raise ValueError(f"model is {model!r}, expected a dictionary of options, such as {{'dim': 256}}")
     for name, path in (("config", config), ("branch", branch)):
@@ -76,7 +76,7 @@ def _as_word(name: str, value: Any) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As the command line would have it."""
+    """The value of an option as the command line would give it."""
     several = isinstance(getattr(Settings(), name, None), list)
     if several and isinstance(value, str | os.PathLike):
         value = [value]
@@ -86,14 +86,14 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _of_numpy(value: Any) -> Any:
-    """A number as Python has it."""
+    """A numpy scalar as a Python number."""
     return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 1) else value
 
 
 def load(checkpoint: AnyPath) -> tuple[Transformer, Tokenizer]:
-    """Model, in evaluation mode and fp32, and tokenizer of a checkpoint, or of the newest one of a run folder.
+    """Model (in evaluation mode, fp32) and tokenizer of a checkpoint, or of the newest one of a run folder.
 
-    Raises ValueError (CheckpointError): it is missing or damaged.
+    Raises ValueError (CheckpointError) if it is missing or damaged.
     """
     saving.put_back(Path(os.path.realpath(checkpoint)))
     found = Checkpoint.open(checkpoint)
@@ -101,14 +101,14 @@ def load(checkpoint: AnyPath) -> tuple[Transformer, Tokenizer]:
 
 
 def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPath | None = None) -> Path:
-    """Write a checkpoint that `bitnet export`, `eval` and `finetune` take. One that is there is replaced once the new
-    one is whole on disk.
+    """Write a checkpoint for `bitnet export`, `eval` and `finetune`. An existing one is replaced once the new one is
+    complete on disk.
 
-    like: a checkpoint, or a run, whose chat template, start and end tokens and sampling defaults the new one gets.
-    Raises ValueError: model and tokenizer do not belong together, a weight is NaN or infinite, or the folder holds
-    something that `save` has not written.
+    like: a checkpoint or run whose chat template, start and end tokens and sampling defaults the new one gets.
+    Raises ValueError if model and tokenizer do not match, a weight is NaN or infinite, or the folder holds files
+    that `save` did not write.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = getattr(model, "_orig_mod", model)  # the attribute of a compiled model
     for name, found, wanted in (("model", model, Transformer), ("tokenizer", tokenizer, Tokenizer)):
         if not isinstance(found, wanted):
             raise ValueError(f"{name} is of {type(found)}, expected {wanted.__module__}.{wanted.__name__}")
@@ -117,9 +117,9 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     if final.exists() and not final.is_dir():
         raise ValueError(f"{folder} is a file, expected the name of a folder to write")
     if final.exists() and (other := _of_others(final)):
-        raise ValueError(f"{folder} holds {other}, which `save` has not written; name a new folder")
+        raise ValueError(f"{folder} holds {other}, which `save` did not write; name a new folder")
     if final == Path.cwd():
-        raise ValueError(f"{folder} is the folder you are in, which `save` would replace; name one in it")
+        raise ValueError(f"{folder} is the current folder, which `save` would replace; name a folder inside it")
     source = Checkpoint.open(like) if like is not None else None
     check_vocabulary(tokenizer, model.config, str(folder))
     weights = {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in model.state_dict().items()}
@@ -132,7 +132,7 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
 
 
 def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Raises ValueError: they could not be read again."""
+    """Raises ValueError if the weights could not be read back."""
     with torch.device("meta"):
         expected = Transformer(config).state_dict()
     for name in sorted(weights.keys() | expected.keys()):
@@ -144,7 +144,7 @@ def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
 
 
 def _whole(tokenizer: Tokenizer) -> Tokenizer:
-    """One that neither cuts texts nor fills them up."""
+    """A copy without truncation and padding."""
     words = Tokenizer.from_str(tokenizer.to_str())
     words.no_truncation()
     words.no_padding()
@@ -152,7 +152,7 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _of_others(folder: Path) -> str:
-    """What is there and not of an earlier `save`: a checkpoint of a run has more, to go on from. "": nothing."""
+    """A file in the folder that `save` did not write, such as the optimizer state of a run's checkpoint; "": none."""
     found = {file.name for file in folder.iterdir()}
     ours = {WEIGHTS, CONFIG, TOKENIZER, TEMPLATE, GENERATION, manifest.NAME}
     return min(found - ours if {WEIGHTS, manifest.NAME} <= found else found, default="")

@@ -1,5 +1,5 @@
-"""On a GPU the passes of a small model last less than it takes to launch their kernels one by one. With --compile they
-are recorded once, as a CUDA graph, and replayed with each batch: the same kernels on the same values.
+"""On a GPU the passes of a small model take less time than launching their kernels one by one. With --compile they are
+recorded once, as a CUDA graph, and replayed with each batch: the same kernels on the same values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bitnet.settings import Settings
 
 Terms = dict[str, Tensor]
 Passes = Callable[[Sequence[Tensor], float | Tensor, float | Tensor], Terms]
-"""Forward and backward pass of a batch on the device: the batch, by how much the sum of its losses is divided, and λ.
-Gradients are added to the parameters'; returns the terms of the loss."""
+"""Forward and backward pass of a batch on the device: the batch, the divisor of its summed losses, and λ. Gradients
+accumulate in the parameters; returns the terms of the loss."""
 
 
 def possible(settings: Settings, config: ModelConfig, processes: int) -> bool:
-    """Whether all that a step computes is on the GPU: routing of experts and dropout ask the CPU, teachers and images
-    come in other shapes, a draft counts what it guessed, and of several processes one waits for another."""
+    """Whether a step can be a CUDA graph: expert routing and dropout need the CPU, teachers and images vary in shape, a
+    draft counts its guesses, and several processes wait for each other."""
     others = (
         config.n_experts or config.dropout or config.vision or config.draft or settings.distilled or settings.preference
     )
@@ -29,7 +29,7 @@ def possible(settings: Settings, config: ModelConfig, processes: int) -> bool:
 
 
 class Replay:
-    """The passes of batches, recorded for the shape of the newest and for λ below 1, or 1."""
+    """The passes of batches, recorded for the shapes of the newest batch and for whether λ is 1."""
 
     def __init__(self, passes: Passes, parameters: Sequence[nn.Parameter]) -> None:
         self._passes, self._parameters = passes, [p for p in parameters if p.requires_grad]
@@ -39,7 +39,7 @@ class Replay:
         self._terms: Terms = {}
 
     def __call__(self, batch: Sequence[Tensor], counted: float, amount: float) -> Terms:
-        """As the passes themselves, but that the terms are overwritten by the next call. batch: on any device."""
+        """Like the passes themselves, but the next call overwrites the terms. batch: on any device."""
         key = amount == 1, *((tensor.shape, tensor.dtype) for tensor in batch)
         if key != self._key:
             self._record(batch, counted, amount)
@@ -60,14 +60,14 @@ class Replay:
 
     def _record(self, batch: Sequence[Tensor], counted: float, amount: float) -> None:
         device = self._parameters[0].device
-        self._graph, self._gradients, self._terms = None, [], {}  # their memory is free for the new ones
+        self._graph, self._gradients, self._terms = None, [], {}  # frees their memory for the new ones
         before = [p.grad for p in self._parameters]
         self._batch = [tensor.to(device) for tensor in batch]
         self._counted = torch.full((), counted, device=device, dtype=torch.float32)
         self._amount = 1.0 if amount == 1 else torch.full((), amount, device=device)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiles, and lets libraries take their workspaces
+        with torch.cuda.stream(aside):  # warm-up: compiles, and libraries allocate workspaces
             for _ in range(2):
                 self._run()
         torch.cuda.current_stream().wait_stream(aside)

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides its log: to TensorBoard, Weights & Biases or Trackio, by their libraries."""
+"""Reports the numbers of a run, besides its log, to TensorBoard, Weights & Biases or Trackio, by their libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 
 PROJECT = "bitnet"
-"""What Weights & Biases and Trackio keep runs under."""
+"""The project of the runs in Weights & Biases and Trackio."""
 
 
 def _library(name: str) -> Any:
@@ -33,7 +33,7 @@ class Board(Protocol):
 
 
 def check(settings: Settings) -> None:
-    """Raises ModuleNotFoundError, before the text is read: the library is not installed."""
+    """Raises ModuleNotFoundError, before the text is read, if the library is not installed."""
     if settings.report_to == "tensorboard":
         import torch.utils.tensorboard  # noqa: F401
     elif settings.report_to != "none":
@@ -41,7 +41,7 @@ def check(settings: Settings) -> None:
 
 
 def board_of(settings: Settings, folder: Path, step: int) -> Board | None:
-    """The one that a run reports to, from after a step on. Raises TrainingError: it cannot be had."""
+    """The board that a run reports to after `step`. Raises TrainingError if it cannot start."""
     if settings.report_to == "none":
         return None
     if settings.report_to == "tensorboard":
@@ -50,7 +50,7 @@ def board_of(settings: Settings, folder: Path, step: int) -> Board | None:
 
 
 class _TensorBoard:
-    """In the run folder. What was written after `step` is taken back."""
+    """TensorBoard files in the run folder. Records after `step` are discarded."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -66,19 +66,19 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """Weights & Biases, or Trackio, which has the same functions. A run that goes on is another one of its group."""
+    """Weights & Biases, or Trackio, which has the same functions. A resumed run is a new run in the same group."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._library, self._failed = _library(settings.report_to), False
         name = folder.resolve().name
         where = {"dir": str(folder)} if settings.report_to == "wandb" else {}
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what they say is not the answer of the command
+            with contextlib.redirect_stdout(sys.stderr):  # their messages are not output of the command
                 self._library.init(project=PROJECT, name=name, group=name, config=settings.to_dict(), **where)
-        except Exception as error:  # of the library: no account, no network, a full disk
+        except Exception as error:  # any error of the library: no account, no network, a full disk
             offline = ", or set WANDB_MODE=offline" if where else ""
             raise TrainingError(
-                f"--report-to {settings.report_to} cannot begin: {error}; see its own help{offline}, or leave it out"
+                f"--report-to {settings.report_to} cannot start: {error}; see its own help{offline}, or leave it out"
             ) from error
 
     def add(self, numbers: dict[str, float], step: int) -> None:
@@ -91,10 +91,10 @@ class _Tracker:
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
-        """What fails there, a network or a full disk, is no reason to lose a run."""
+        """A context in which errors of the library, such as a lost network, do not end the run."""
         try:
             yield
         except Exception as error:
             if not self._failed:
-                say(f"{self._library.__name__} failed: {error}; the run goes on, and log.jsonl has all numbers")
+                say(f"{self._library.__name__} failed: {error}; the run continues, and log.jsonl has all numbers")
             self._failed = True

@@ -30,7 +30,7 @@ from bitnet.train.replay import Replay
 from bitnet.train.saver import Saver
 
 LAST = 8
-"""Times the tokens of the others for the evaluation that ends a run: it takes about as long as these together."""
+"""The final evaluation uses LAST times the tokens of the others: it takes about as long as they do together."""
 
 
 @dataclasses.dataclass
@@ -42,57 +42,57 @@ class Run:
     words: Tokenizer
     batches: objectives.Batches
     held_out: objectives.HeldOut
-    sequences: int  # in an optimizer step, of all processes together
+    sequences: int  # per optimizer step, over all processes
     horizon: Horizon
     model: Transformer
-    forward: nn.Module  # what a step calls: the model, or DDP around it
+    forward: nn.Module  # the module that a step calls: the model, or DDP around it
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
-    template: str | None = None  # of a model that answers
+    template: str | None = None  # chat template
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
-    saver: Saver | None = None  # who writes its checkpoints beside the steps, while it steps
-    ahead: Ahead | None = None  # where the batches of its steps come from, while it steps
-    unread: Made | None = None  # a step that is on its way
-    replay: Replay | None = None  # of the passes, where a GPU can
-    probe: telemetry.Probe | None = None  # of this step, if it is recorded
-    loss: float = math.nan  # the newest that was read
+    saver: Saver | None = None  # writes checkpoints in the background, during the loop
+    ahead: Ahead | None = None  # prepares batches in advance, during the loop
+    unread: Made | None = None  # the step in flight
+    replay: Replay | None = None  # CUDA graph of the passes, if possible
+    probe: telemetry.Probe | None = None  # telemetry of this step, if it is recorded
+    loss: float = math.nan  # the newest loss that was read
     amount: float = 1.0  # λ at which it was computed
-    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of that loss, where there are several
+    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # terms of that loss, if there are several
 
     @property
     def progress(self) -> float:
-        """Below 1 while the budget lasts."""
+        """Share of the budget that is spent, below 1 while it lasts."""
         return self.horizon.progress(self.state)
 
     @property
     def seen(self) -> int:
-        """Sequences that were learnt from, in however large steps: the next step begins behind them."""
+        """Sequences seen so far, whatever the size of the steps was; the next step starts after them."""
         return int(self.state["tokens"]) * self.sequences // self.horizon.each
 
     @property
     def passes(self) -> float:
-        """How many times the data was seen."""
+        """How many epochs were seen."""
         if isinstance(self.batches, Mixed):
             return self.batches.passes(self.seen)
         return self.seen / self.batches.per_epoch
 
     @property
     def said(self) -> str:
-        """The newest loss, how much of the quantizers counts in it, and what it is made of."""
+        """The newest loss, its λ if below 1, and its terms."""
         terms = ", ".join(f"{name.replace('_', '-')} {term:.3f}" for name, term in self.terms.items())
         at = f" at λ {self.amount:.2f}" if self.amount < 1 else ""
         return f"loss {self.loss:.3f}{at}" + (f" ({terms})" if terms else "")
 
     @property
     def of_peak(self) -> float:
-        """Seconds that a token would take on the GPUs of the run at their peak; 0: not known."""
+        """Seconds that a token would take on the GPUs of the run at their peak; 0: unknown."""
         known = flops.peak(self.settings.device, self.settings.precision) * parallel.size()
         return flops.of_token(self.model, self.batches.context) / known if known and not self.model.vision else 0.0
 
     @property
     def place(self) -> schedule.Place:
-        """Of the next step."""
+        """The place of the next step."""
         return self.horizon.place(self.state)
 
     def now(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Run:
             self.saver.begin(functools.partial(self._write, snapshot.copied(), keep))
 
     def snapshot(self) -> saving.Snapshot:
-        """The run as it is now; the tensors are shared with it."""
+        """The present state of the run; the tensors are shared with it."""
         more = self.template, self.generation
         return saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
 
@@ -131,14 +131,14 @@ class Run:
             raise self.failure(error, snapshot.step) from error
 
     def open_log(self) -> runlog.Log:
-        """The log of the run, continued after the steps that were made."""
+        """The log of the run, continued after the steps made so far."""
         if not parallel.is_first():
             return runlog.Silent()
         step = self.state["step"]
         return runlog.Log(self.folder / "log.jsonl", step, reporting.board_of(self.settings, self.folder, step))
 
     def last_good(self) -> str:
-        """What to resume from: the checkpoint being written, if that succeeds."""
+        """The newest intact checkpoint, for messages; waits for the one being written."""
         if self.saver:
             self.saver.wait()
         return self._whole()
@@ -152,16 +152,16 @@ class Run:
             return f"the checkpoints cannot be read now ({error.strerror})"
 
     def failure(self, error: OSError | SafetensorError, at: int | None = None) -> TrainingError:
-        """What to say when a file of the run cannot be written, because the disk is full, for example. at: a step."""
+        """The error when a file of the run cannot be written, for example on a full disk. at: its step."""
         step = self.state["step"] if at is None else at
         what = getattr(error, "strerror", None) or str(error)
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
-        good = self._whole()  # who writes waits for nobody who does
-        advice = f"{good}, from which --resume goes on" if step else good
+        good = self._whole()  # not `last_good`: the saver's own thread must not wait for the saver
+        advice = f"{good}, from which --resume continues" if step else good
         return TrainingError(f"{self.folder} cannot be written at step {step:,}: {what}{where}; {advice}")
 
     def evaluate_source(self, log: runlog.Log) -> None:
-        """Loss of the model that a finetuning begins with, in full precision where it is yet to become ternary."""
+        """Log the loss of the model that finetuning starts from, in full precision if it is not ternary yet."""
         if parallel.from_first(lambda: any("start" in record for record in log.records)):
             return
         amount = 0.0 if self.settings.quantize_warmup else 1.0
@@ -172,7 +172,7 @@ class Run:
         log.write(self.now() | {"start": dataclasses.asdict(result)})
 
     def evaluate(self, log: runlog.Log, last: bool = False) -> objectives.Result:
-        """Loss on the validation text, or on evenly spaced parts of it, logged. last: LAST times as many."""
+        """Loss on the validation data, or on evenly spaced parts of it, logged. last: with LAST times the tokens."""
         limit, there = self.settings.eval_tokens * (LAST if last else 1), self.held_out.n_tokens
         if last and there > self.settings.eval_tokens:
             share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
@@ -187,7 +187,7 @@ class Run:
             say(f"draft: {guessed}")
         log.write(record | {"final": True} if last else record)
         if last and (error := getattr(result, "standard_error", None)):
-            say(f"the last loss is of a part, its standard error {error:.4f}; bitnet eval {self.folder} takes all")
+            say(f"the last loss is on a part, standard error {error:.4f}; bitnet eval {self.folder} uses all")
         return result
 
 

@@ -1,8 +1,8 @@
-"""What a run leaves to look at: log.jsonl, one object per step or evaluation, and loss.png.
+"""The log of a run: log.jsonl, one object per step or evaluation, and loss.png.
 
-Every record has step, tokens and seconds. One of a step has loss, lr and gradient_norm, some have
-layers (`bitnet.train.telemetry`), or it says in skipped why the step was not made; one of an evaluation
-has validation and zeros. With a draft a step has its loss, draft, and evaluations have guesses (docs/drafts.md).
+Every record has step, tokens and seconds. The record of a step has loss, lr and gradient_norm, sometimes
+layers (`bitnet.train.telemetry`), or in skipped the reason why the step was not made; that of an evaluation
+has validation and zeros. With a draft, steps have its loss, draft, and evaluations guesses (docs/drafts.md).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bitnet.train.reporting import Board
 from bitnet_runtime.terminal import escape
 
 LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
-"""What an evaluation calls its loss, by what the run learns."""
+"""The names of the loss in evaluations; the objective decides which is there."""
 KEPT = ("loss", "lr", "validation", "tasks", "start")
 
 
 class Log:
-    """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
+    """Appends to log.jsonl. Opened at step n, it first drops the records after n, and the final one at n.
 
-    board: gets the same numbers.
+    board: receives the same numbers.
     """
 
     def __init__(self, file: Path, step: int, board: Board | None = None) -> None:
@@ -51,12 +51,12 @@ class Log:
 
 
 def _brief(record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept in memory of a record, for the plot: a long run has millions."""
+    """The part of a record kept in memory for the plot: a long run has millions of records."""
     return {name: record[name] for name in ("step", "tokens", *KEPT) if name in record}
 
 
 class Silent(Log):
-    """That of the processes of a run which leave the log to the first one."""
+    """The log of all processes but the first, which writes nothing."""
 
     def __init__(self) -> None:
         self.records = []
@@ -69,7 +69,7 @@ class Silent(Log):
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The records of a log. Lines that are none, such as a last one that was cut off, are left out."""
+    """The records of a log. Invalid lines, such as a truncated last one, are left out."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
     return [record for line in lines if (record := _record(line))]
 
@@ -92,8 +92,8 @@ def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
-    """Loss of training and validation over the tokens seen, and the learning rate, as a PNG."""
-    from matplotlib.figure import Figure  # not pyplot, whose state is the caller's
+    """Plot training and validation loss and the learning rate over the tokens seen, as a PNG."""
+    from matplotlib.figure import Figure  # not pyplot, whose global state belongs to the caller
 
     steps = [r for r in records if "loss" in r]
     checks = [r for r in records if "validation" in r]

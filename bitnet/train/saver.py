@@ -1,4 +1,4 @@
-"""Checkpoints are written in a thread of their own, one at a time: steps go on meanwhile."""
+"""Writes checkpoints in a background thread, one at a time, while training continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Saver:
-    """What fails there is raised by the next `settle`."""
+    """Errors of writing are raised by the next `settle`."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -19,24 +19,24 @@ class Saver:
     @classmethod
     @contextmanager
     def ready(cls) -> Iterator[Self]:
-        """Inside, it writes. The block ends when all is written."""
+        """A context with a saver. It ends when everything is written."""
         with ThreadPoolExecutor(1, "checkpoint") as pool:
             saver = cls(pool)
             yield saver
             saver.settle()
 
     def begin(self, write: Callable[[], None]) -> None:
-        """Let it be written; before, the last one has to be settled."""
+        """Start writing; the previous write has to be settled first."""
         assert self._writing is None
         self._writing = self._pool.submit(write)
 
     def wait(self) -> None:
-        """Until all is written, or failed."""
+        """Wait until everything is written, or has failed."""
         if self._writing:
             futures.wait([self._writing])
 
     def settle(self, wait: bool = True) -> None:
-        """Raise what failed. wait: until all is written; else only see whether it is."""
+        """Raise the error of a failed write. wait: for the write to end; otherwise only check whether it has."""
         if self._writing and (wait or self._writing.done()):
             writing, self._writing = self._writing, None
             writing.result()

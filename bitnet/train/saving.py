@@ -1,6 +1,6 @@
-"""How checkpoints come to be, are replaced, and go: whole at every moment, whatever ends the process.
+"""Writes, replaces and removes checkpoints, each complete at every moment, whenever the process is killed.
 
-Each is written under another name, flushed to disk, and renamed (`bitnet.train.checkpoint` says what is in one).
+Each is written under another name, flushed to disk, and renamed (`bitnet.train.checkpoint` describes the content).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bitnet.process import flush
 from bitnet.train import manifest, memory
 from bitnet.train.checkpoint import CONFIG, GENERATION, OPTIMIZER, STATE, TEMPLATE, TOKENIZER, WEIGHTS, all_of
 
-REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
+REPLACED = ".replaced"  # suffix of a checkpoint while another of the same step takes its place
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint is made of."""
+    """The content of a checkpoint."""
 
     step: int
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
-    texts: dict[str, str]  # by the name of the file
+    texts: dict[str, str]  # by file name
 
     @classmethod
     def of(
@@ -42,7 +42,7 @@ class Snapshot(NamedTuple):
         template: str | None = None,
         generation: dict[str, Any] | None = None,
     ) -> Snapshot:
-        """The tensors are those of the model and the optimizer; what changes them changes the snapshot."""
+        """The tensors are shared with model and optimizer, so changes there change the snapshot."""
         texts = {
             CONFIG: model.config.to_json() + "\n",
             TOKENIZER: tokenizer_json,
@@ -52,20 +52,20 @@ class Snapshot(NamedTuple):
         return cls(state["step"], model.state_dict(), _moments(optimizer, model), texts)
 
     def may_be_copied(self) -> bool:
-        """Whether a copy has room in memory, and is no matter of several processes."""
+        """Whether a copy fits in memory, and no tensor is sharded."""
         tensors = [*self.weights.values(), *self.moments.values()]
         size = sum(tensor.nbytes for tensor in tensors)
         return not any(map(parallel.is_sharded, tensors)) and size < memory.available()[0] / 2
 
     def copied(self) -> Snapshot:
-        """One that stays as it is, in the memory of the CPU."""
+        """A copy in CPU memory, which later steps do not change."""
         sides = (self.weights, self.moments)
         weights, moments = ({name: t.detach().to("cpu", copy=True) for name, t in side.items()} for side in sides)
         return self._replace(weights=weights, moments=moments)
 
 
 def answering(template: str | None, generation: Mapping[str, Any] | None) -> dict[str, str]:
-    """The files, by name, of how a model answers; none of what is not known."""
+    """The files, by name, for chat template and generation defaults, as far as known."""
     texts = {TEMPLATE: template} if template is not None else {}
     return texts | ({GENERATION: json.dumps(generation, indent=2) + "\n"} if generation else {})
 
@@ -76,13 +76,13 @@ def save(run: Path, *parts: Any) -> Path:
 
 
 def write(run: Path, snapshot: Snapshot) -> Path:
-    """Write `run/step-<step>` in one atomic move; returns it. Of a sharded model all processes of a run call it."""
+    """Write `run/step-<step>` in one atomic move; returns it. All processes call it if the model is sharded."""
     tensors = {WEIGHTS: snapshot.weights, OPTIMIZER: snapshot.moments}
     return put(run / name_of(snapshot.step), tensors, snapshot.texts)
 
 
 def put(final: Path, tensors: Mapping[str, dict[str, Tensor]], texts: Mapping[str, str]) -> Path:
-    """Write files of tensors and of text, by their names, as a checkpoint; returns it."""
+    """Write tensor files and text files, given by name, as a checkpoint; returns it."""
     work = final.with_name(f".{final.name}.partial")
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
@@ -106,12 +106,12 @@ def put(final: Path, tensors: Mapping[str, dict[str, Tensor]], texts: Mapping[st
 
 
 def name_of(step: int | None) -> str:
-    """Of the folder with the checkpoint of a step."""
+    """The folder name of a step's checkpoint."""
     return f"step-{step:06d}" if step is not None else ""
 
 
 def _move(work: Path, final: Path) -> None:
-    """Rename a checkpoint that is on disk. One of the same step is gone only when the new one has its name."""
+    """Move a written checkpoint into place. An old one of the same step is removed only after that."""
     before = final.with_name(f".{final.name}{REPLACED}")
     if final.exists():
         shutil.rmtree(before, ignore_errors=True)
@@ -127,28 +127,28 @@ def _move(work: Path, final: Path) -> None:
 
 
 def put_back(final: Path) -> None:
-    """A checkpoint that a process was replacing when it was killed."""
+    """Restore a checkpoint that a process was replacing when it was killed."""
     before = final.with_name(f".{final.name}{REPLACED}")
     if before.exists() and not final.exists():
         before.rename(final)
 
 
 def recover(run: Path) -> None:
-    """Put back what a process was replacing when it was killed, and remove what it left of writing or removing."""
+    """Restore checkpoints that a killed process was replacing, and remove its partial writes and removals."""
     for before in run.glob(f".step-*{REPLACED}"):
         final = run / before.name.removeprefix(".").removesuffix(REPLACED)
         put_back(final)
-        if before.exists():  # the new one was in its place
+        if before.exists():  # the new one is already in place
             shutil.rmtree(before)
     for left in run.glob(".step-*.partial"):
         shutil.rmtree(left)
 
 
 def set_aside(run: Path, newest: Path, why: str = "damaged") -> dict[Path, Path]:
-    """Rename what is newer than a checkpoint to step-*.damaged, so that it is never counted as one to keep. Returns the
-    new names by the old ones.
+    """Rename checkpoints newer than `newest` to step-*.<why>, so that they do not count as ones to keep. Returns the
+    new paths by the old ones.
 
-    What was renamed before stays.
+    Earlier renamed ones stay.
     """
     renamed = {}
     for later in all_of(run)[all_of(run).index(newest) + 1 :]:
@@ -160,7 +160,7 @@ def set_aside(run: Path, newest: Path, why: str = "damaged") -> dict[Path, Path]
 
 
 def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """A safetensors file. The first process writes it; of sharded tensors every process its part."""
+    """Write a safetensors file: the first process, or for sharded tensors every process its part."""
     if not any(map(parallel.is_sharded, tensors.values())):
         if parallel.is_first():
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
@@ -170,7 +170,7 @@ def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
     shards = file.with_suffix(".shards")
-    # of one element: of a tensor without dimensions the consolidation would write 0, whatever its value
+    # scalars get a dimension: consolidation would write 0 for a tensor without any
     tensors = {name: tensor if tensor.dim() else tensor.reshape(1) for name, tensor in tensors.items()}
     parallel.wait_for_first()  # it may still be clearing the folder
     try:
@@ -184,14 +184,14 @@ def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def keep_newest(run: Path, n: int, but: Sequence[int | None] = ()) -> None:
-    """Remove all checkpoints but the newest n, and those of the steps `but`."""
+    """Remove all checkpoints except the newest n, and those of the steps `but`."""
     others = [each for each in all_of(run) if each.name not in map(name_of, but)]
     for old in others[:-n]:
         _remove(old)
 
 
 def _remove(checkpoint: Path) -> None:
-    """Under another name first: a process may be killed at any file, and what has its own name is whole."""
+    """Rename it first: the process may be killed between files, and a checkpoint with its own name must be whole."""
     work = checkpoint.with_name(f".{checkpoint.name}.old.partial")
     shutil.rmtree(work, ignore_errors=True)
     checkpoint.rename(work)

@@ -1,11 +1,11 @@
-"""How learning rate, weight decay and quantization move along a run.
+"""Schedules of learning rate, weight decay and quantization.
 
-The defaults (constant, linear warm-down over the last 30 %, decay of weights only in the first
-half, quantizers that come in until the warm-down) are what works best for small ternary models
+The defaults (constant, linear warm-down over the last 30 %, weight decay only in the first
+half, quantizers phased in until the warm-down) work best for small ternary models
 (docs/precision.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
 
-A run whose length is changed goes on in its own course: λ never falls, the warm-ups end where they would have, and
-the learning rate begins to fall where it is, however short the rest.
+A run whose length is changed continues its schedule: λ never falls, warm-ups end where they would have, and
+the learning rate falls from where it is, however short the rest.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from bitnet.settings import Settings
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a run its next step is."""
+    """The place of the next step in its run."""
 
-    whole: float  # share of the run that is behind, 0 to 1
-    begun: float  # the same of the run as it was first planned, or is now if that is shorter: warm-ups are shares of it
-    tokens: float = 0.0  # behind
+    whole: float  # share of the run that is done, 0 to 1
+    begun: float  # the same for the first planned length, or the present one if shorter: warm-ups are shares of it
+    tokens: float = 0.0  # tokens done
     horizon: float = 0.0  # tokens of the whole run
     since: float = 0.0  # share of the run at which its length was last changed
     fallen: float = 1.0  # factor of the learning rate there
-    quantized: float = 0.0  # λ that was reached
+    quantized: float = 0.0  # λ reached so far
 
 
 def behind(length: float, share: float, tokens: float) -> float:
-    """How much of a length at the beginning is behind, 0 to 1. Lengths up to 1 are shares, others tokens."""
+    """How much of an initial phase is done, 0 to 1. Lengths up to 1 are shares of the run, others tokens."""
     if not length:
         return 1.0
     return min(1.0, share / length if length <= 1 else tokens / length)
@@ -41,7 +41,7 @@ def learning_rate(settings: Settings, at: Place) -> float:
 
 
 def fall(settings: Settings, at: Place) -> float:
-    """Factor of the learning rate, 1 before it falls. One that had fallen rises again as slowly as in a warm-up."""
+    """Factor of the learning rate, 1 before it falls. After a resume it rises again as slowly as in a warm-up."""
     if at.fallen < 1 and (rise := _share(settings.warmup, at)):
         return min(_course(settings, at), at.fallen + (at.whole - at.since) / rise)
     return _course(settings, at)
@@ -51,7 +51,7 @@ def _course(settings: Settings, at: Place) -> float:
     left = max(0.0, 1.0 - at.whole)
     if settings.schedule == "cosine":
         return 0.5 + 0.5 * math.cos(math.pi * min(at.whole, 1.0))
-    if settings.schedule == "two_stage":  # linear to 0, and a third lower from the middle on
+    if settings.schedule == "two_stage":  # linear to 0, and a third lower in the second half
         return left if at.whole < 0.5 else left * 2 / 3
     length = _share(settings.warmdown, at)
     if at.fallen == 1:
@@ -64,7 +64,7 @@ def _share(length: float, at: Place) -> float:
 
 
 def falls(settings: Settings, at: Place) -> bool:
-    """Whether the next step is of a warm-down, before which the rate was constant."""
+    """Whether the next step is in the warm-down of a constant schedule."""
     return settings.schedule == "constant" and fall(settings, at) < 1
 
 

@@ -1,4 +1,4 @@
-"""What a run learns from that looks at images: records of pictures and texts (`bitnet.data.picture_files`)."""
+"""Training data of vision models: records of images and texts (`bitnet.data.picture_files`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def read(
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, Sides]:
-    """Tokenizer, and the records of training and validation: those that the run has, or read anew."""
+    """Tokenizer, and the records of training and validation: already in the run folder, or read again."""
     folder = settings.run_folder
     if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
         kept = [pictures.recorded(before, side, folder) for side in ("train", "validation")]
         if kept[0] and kept[1]:
             return choose([]), (kept[0], kept[1])
-    say(f"{folder}: reading the records, making token ids of texts and bytes of images")
+    say(f"{folder}: reading the records, tokenizing texts and decoding images")
     sides = pictures.split(_records(settings, settings.data), settings.validation, say)
     words = choose(text for record in sides[0].records for text in (record.prefix + "\n", record.suffix))
     if settings.objective == "next":
@@ -53,7 +53,7 @@ def of_checkpoint(
     data: Sequence[str] | None,
     scratch: Path,
 ) -> pictures.Pictures:
-    """The records to measure a checkpoint on: `data`, or without what its run held out."""
+    """The records to evaluate a checkpoint on: `data`, or by default what its run held out."""
     records = _records(settings, data or settings.data)
     side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
     return pictures.store(
@@ -67,7 +67,7 @@ def _records(settings: Settings, data: Sequence[str]) -> Iterable[picture_files.
 
 
 def template(words: Tokenizer, generation: dict[str, Any]) -> str:
-    """The chat template of a model that answers questions: the last message is one, as `Answers` has it."""
+    """The chat template of a model that was trained on records: the last message, framed as a question of `Answers`."""
     frame = Frame.of(words, tokenizer.defaults(words, generation))
     before, behind = (
         "".join(words.id_to_token(token) or "" for token in side) for side in (frame.before, frame.behind)
@@ -80,7 +80,7 @@ def read_talks(
 ) -> tuple[Tokenizer, list[tuple[pictures.Side, Path]]]:
     """Tokenizer, and the conversations of training and validation with the file of their pictures."""
     folder, sight = settings.run_folder, pictures.Sight.of(vision, generation)
-    say(f"{folder}: reading the conversations, making bytes of images")
+    say(f"{folder}: reading the conversations, decoding images")
     sides = pictures.split(picture_talks.read(finding.files_of(settings.chat)), settings.validation, say)
     words = choose(picture_talks.texts(sides[0]))
     tokenizer.image_token(words)
@@ -91,14 +91,14 @@ def read_talks(
 def talks_of_checkpoint(
     settings: Settings, vision: ModelConfig, generation: dict[str, Any], files: Sequence[Path], scratch: Path
 ) -> tuple[pictures.Side, Path]:
-    """The conversations to measure a checkpoint on: those of `files`, or without what its run held out."""
+    """The conversations to evaluate a checkpoint on: those of `files`, or by default what its run held out."""
     records = picture_talks.read(files or finding.files_of(settings.chat))
     side = pictures.every(records) if files else pictures.split(records, settings.validation)[1]
     return side, pictures.decode(side, pictures.Sight.of(vision, generation), scratch, "text")
 
 
 def with_template(words: Tokenizer, given: str | None, generation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """As `dialogues.with_template`; that of a model that learnt from records is no template of conversations."""
+    """Like `dialogues.with_template`, but a template that is for records is replaced, as it has no conversations."""
     plain = given == template(words, generation)
     image = words.id_to_token(tokenizer.image_token(words)) or ""
     default = picture_talks.CHATML.replace("IMAGE", image)
@@ -109,7 +109,7 @@ def talks(
     config: ModelConfig, words: Tokenizer, chat: str, generation: dict[str, Any], side: pictures.Side, file: Path,
     context: int,
 ) -> picture_talks.Talks:  # fmt: skip
-    """Conversations as what a run is to learn of them. chat: the template."""
+    """Conversations as training rows. chat: the template."""
     assert config.vision
     sight, image = pictures.Sight.of(config.vision, generation), tokenizer.image_token(words)
     found = picture_talks.Talks(side, file, sight, words, chat, generation, image, config.mask == "prefix")
@@ -126,7 +126,7 @@ def rows(
     kept: pictures.Pictures,
     context: int,
 ) -> Captions | Answers:
-    """Records as what a run is to learn of them."""
+    """Records as training rows."""
     first, sight = tokenizer.separator(words, generation), pictures.Sight.of(vision, generation)
     frame = Frame.of(words, tokenizer.defaults(words, generation))
     if settings.objective == "contrastive":

@@ -1,4 +1,4 @@
-"""`bitnet finetune`: what a run begins with when it does not begin with random weights.
+"""`bitnet finetune`: the model that a run starts from, instead of random weights.
 
 Facts and figures: docs/finetune.md.
 """
@@ -21,37 +21,37 @@ from bitnet.settings import TEXT
 from bitnet.source_settings import of_source
 from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 
-FOREIGN = {"architectures", "model_type", "d_model"}  # of transformers; of a Thinker
+FOREIGN = {"architectures", "model_type", "d_model"}  # keys of transformers, and of a Thinker
 TABLES = ("embedding.weight", "head.weight", "head.bias")
 
 
 class SourceModelError(ValueError):
-    """The source, the options and the data of a finetuning do not go together."""
+    """Source, options and data of a finetuning run do not fit together."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A model to begin with, in our terms; `config.ternary` is empty when it is a full-precision one."""
+    """A model to start from, in our terms; `config.ternary` is empty for a full-precision one."""
 
     what: str  # one line
     config: ModelConfig
     weights: Mapping[str, Tensor]  # fp32 by parameter name
-    tokenizer: Tokenizer | None  # None: it has none, which matters as soon as it is to read text
+    tokenizer: Tokenizer | None  # None: it has none, an error only if it has to read text
     template: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
-    text: dict[str, Any] = field(default_factory=dict)  # what it learned from, as settings; empty: nobody knows
-    objective: str = "next"  # by which it learned from that
+    text: dict[str, Any] = field(default_factory=dict)  # settings that name its training data; empty: unknown
+    objective: str = "next"  # the objective it was trained with
     step: str = ""  # the name of the checkpoint
 
     def defaults(
         self, draft_only: bool = False, lora: bool = False, preference: bool = False, *, objective: str = "next"
     ) -> tuple[dict[str, Any], ModelConfig]:
-        """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.
+        """Settings and model of a run, before the user's own. Raises SourceModelError if the model has no tokenizer.
 
-        draft_only, lora, preference: of a run that learns a draft alone, or adapters, or preferences.
-        objective: of the run; by another one it does not learn from the same text.
+        draft_only, lora, preference: whether the run trains only a draft, adapters, or on preferences.
+        objective: the run's; if it is not the source's, the run does not inherit the source's text.
         """
         assert self.words
         settings, config = of_source(self.config, draft_only, lora, preference)
@@ -72,17 +72,17 @@ class Start:
 
     @property
     def sight(self) -> ModelConfig | None:
-        """The stack that looks at images."""
+        """The configuration of the vision stack."""
         return self.config if self.config.input == "images" else self.config.vision
 
     @property
     def sees_in_floats(self) -> bool:
-        """Whether that stack is a full-precision one."""
+        """Whether that stack is full-precision."""
         return self.sight is not None and not self.sight.ternary
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether `path` is ours: a run folder, or a checkpoint, whose configuration is none of another program."""
+    """Whether `path` is ours: a run folder, or a checkpoint whose configuration is not another program's."""
     folder = Path(path)
     if not folder.exists() or all_of(folder):
         return True
@@ -110,18 +110,17 @@ def read_checkpoint(path: str | Path) -> Start:
 
 
 def _text_of(settings: Any) -> tuple[dict[str, Any], str]:
-    """What of the settings of a run says from what it learned, and by which objective; nothing where those were
-    preferences."""
+    """The settings of a run that name its training data, and its objective; no data if it learnt from preferences."""
     if not isinstance(settings, dict) or settings.get("preference"):
         return {}, "next"
     return {name: settings[name] for name in TEXT if name in settings}, str(settings.get("objective"))
 
 
 def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
-    """The model of `config` with the weights of `start`, and the names of norms it has and `start` had not.
+    """The model of `config` with the weights of `start`, and the names of norms that `start` did not have.
 
-    Rows of tokens that were added to the vocabulary are the mean of the others: a random one would be an
-    outlier, and an outlier takes the resolution of the int8 activations.
+    Rows of tokens added to the vocabulary are the mean of the others: a random row would be an
+    outlier, and outliers cost resolution of the int8 activations.
     Raises SourceModelError naming the tensor that does not fit.
     """
     model = Transformer(config)
@@ -131,7 +130,7 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
             table = weights[name]
             added = table.mean(0, keepdim=True).expand(len(wanted[name]) - len(table), *table.shape[1:])
             weights[name] = torch.cat([table, added])
-    new = [] if start.config.vision else ["vision.", "similarity."]  # a source that sees nothing may learn to
+    new = [] if start.config.vision else ["vision.", "similarity."]  # a source without vision may get it
     new += [] if start.config.draft else ["draft."]
     if not config.draft:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("draft.")}
@@ -151,8 +150,8 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
 
 
 def take_vision(model: Transformer, tower: Start) -> str:
-    """Give a model the weights of the stack of images that another has learnt; what the model does not have of it, and
-    its projector to another width, are left out. Returns what to say of it. Raises SourceModelError."""
+    """Copy the weights of another model's vision stack into a model, except tensors that the model does not have, and a
+    projector to another width. Returns a line about it. Raises SourceModelError."""
     sees, own = tower.config.input == "images", model.vision
     theirs = {name.removeprefix("" if sees else "vision."): tensor for name, tensor in tower.weights.items()
               if sees or name.startswith("vision.")}  # fmt: skip
@@ -173,14 +172,14 @@ def take_vision(model: Transformer, tower: Start) -> str:
 
 
 def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *told: Tensor) -> None:
-    """Give each inserted norm the mean RMS of what reaches it as its gain, so that it changes least.
+    """Set the gain of each inserted norm to the mean RMS of its inputs, so that it changes least.
 
-    (With a gain of 1 the model begins as if its weights were random: arXiv 2510.13998 reproduced.)
+    (With a gain of 1 the model starts as if its weights were random: arXiv 2510.13998 reproduced.)
     One pass of the float model over `inputs`, in which each norm is set before the next is reached.
     """
 
     def measure(norm: RMSNorm, args: tuple[Tensor, ...]) -> None:
-        if not args[0].numel():  # of an expert that no token took
+        if not args[0].numel():  # an expert that no token chose
             return
         norm.weight.fill_(args[0].float().square().mean(-1).sqrt().mean().clamp(min=norm.eps))
 

@@ -1,9 +1,9 @@
-"""`bitnet train`: how a run begins, or goes on. What it then does: `bitnet.train.loop`.
+"""`bitnet train`: starting and resuming runs. The run itself: `bitnet.train.loop`.
 
-There is no random state to restore when a run is resumed: initial weights come from the seed, batch i is
-a pure function of the seed and i (`bitnet.data.dataset`), and so is what dropout drops of it. So on one
-CPU, with the same number of threads, a run that was interrupted ends in the same bits as one that was
-not. Only a budget of --minutes cannot promise that, since its schedule follows the clock.
+There is no random state to restore when a run is resumed: initial weights come from the seed, and batch i and its
+dropout are pure functions of the seed and i (`bitnet.data.dataset`). So on one CPU, with the same number of
+threads, an interrupted run ends with the same bits as an uninterrupted one. Only a budget of --minutes cannot
+promise that, since its schedule follows the clock.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from bitnet.train.resolve import Given, asks, named, resolve, run_folder
 from bitnet.train.run import Run
 
 DATA = r"(train|validation)-\w+\.(bin|pixels|owners|reference)"
-"""Token ids, pictures, and what is computed of them once."""
+"""Files of token ids and images, and of values that are computed from them once."""
 WRITTEN = (
     r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|profile\.txt|tensorboard|wandb|(report|attention)\.html|step-.*"
     rf"|{DATA}|(train|validation)-\w+\.partial"
 )
-"""What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
+"""Files that a run leaves in its folder, even if killed before its first checkpoint; and hidden files."""
 
 Read = Callable[[str], source_model.Start]
-"""Opens a source, a model to begin with or to learn from."""
+"""Opens a source: a model to start from or to learn from."""
 
 
 def train(
@@ -48,12 +48,12 @@ def train(
     branch: str = "",
     ask: tasks.Ask | None = None,
 ) -> Outcome:
-    """A run from its beginning, or from its newest checkpoint; it begins with a source, where one is given.
+    """Start a run, from a source if one is given, or resume it from its newest checkpoint.
 
-    branch: a checkpoint of another run from which this one goes on, or that run. ask: how it is asked tasks.
+    branch: a checkpoint of another run from which this one continues, or that run. ask: evaluates tasks.
     """
     if branch and resume:
-        raise TrainingError("--from begins a run and --resume goes on with one; give one of them")
+        raise TrainingError("--from starts a run and --resume continues one; give one of them")
     process.keep_freed_memory()
     try:
         with parallel.joined():
@@ -91,18 +91,18 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
         try:
             return loop.carry_out(run, ask)
         finally:
-            claim.begun = bool(checkpoint.all_of(folder))  # one that cannot begin leaves nothing behind
+            claim.begun = bool(checkpoint.all_of(folder))  # a run that cannot start leaves nothing behind
 
 
 def _check_free(folder: Path, config: str | None) -> None:
-    """Raises TrainingError: there is something in the folder that no run wrote, and that is not the run's --config."""
+    """Raises TrainingError if the folder holds a file that no run wrote and that is not the run's --config."""
     if not folder.is_dir() or checkpoint.all_of(folder):
         return
     files = [file for file in folder.iterdir() if not config or file.absolute() != Path(config).absolute()]
     others = [file.name for file in files if not re.fullmatch(WRITTEN, file.name)]
     if others:
         raise TrainingError(
-            f"{folder} holds {min(others)} and is no run folder; name a new or empty folder with --out, or a run's"
+            f"{folder} holds {min(others)} and is not a run folder; name a new or empty folder with --out, or a run's"
         )
 
 
@@ -120,7 +120,7 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
         run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         claim.begun = True
         if last.folder.name != newest.folder.name:
-            say(f"{last.folder.name} and what else came after {newest.folder.name} is set aside, as step-*.fallen")
+            say(f"{last.folder.name} and all others after {newest.folder.name} are set aside, as step-*.fallen")
             fallen = saving.set_aside(folder, newest.folder, "fallen") if parallel.is_first() else {}
             try:
                 run.save()  # the newest from here on, with the options given
@@ -133,7 +133,7 @@ def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
 
 
 def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Outcome:
-    """A run that begins where a checkpoint of another one is."""
+    """Start a run from a checkpoint of another one."""
     folder = run_folder(given)
     _check_free(folder, given.config)
     with _claimed(folder) as claim:
@@ -143,7 +143,7 @@ def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Out
         if parallel.is_first():
             _take(newest.folder.resolve().parent, folder)
         parallel.wait_for_first()
-        say(f"{folder} goes on from {newest.folder}")
+        say(f"{folder} continues from {newest.folder}")
         run = _go_on(given, folder, newest, read, last.state_of_run["settings"])
         run.save()
         claim.begun = True
@@ -160,7 +160,7 @@ def _say_if_finished(run: Run) -> None:
 
 
 def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: dict[str, Any]) -> Run:
-    """before: the settings that the run had at last."""
+    """before: the newest settings of the run."""
     settings, config = resolve(given, newest.state_of_run | {"settings": before})
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     step = newest.state.get("teacher", "") if settings.teacher == before.get("teacher") else ""
@@ -172,14 +172,14 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
 
 
 def _teacher(folder: str, step: str) -> str:
-    """The path of a teacher: of a run, which may have gone on, what was its newest checkpoint at the beginning."""
+    """The path of a teacher. For a run folder, whose run may have continued: its newest checkpoint at the start."""
     if not step or (Path(folder) / checkpoint.CONFIG).is_file():
-        return folder  # which may be the checkpoint itself
+        return folder  # possibly the checkpoint itself
     for name in (step, f"{step}.fallen"):
         if (Path(folder) / name).is_dir():
             return str(Path(folder) / name)
     raise TrainingError(
-        f"{folder} no longer has {step}, which this run learns from; put it back, or begin another run with --out"
+        f"{folder} no longer has {step}, which this run learns from; put it back, or start another run with --out"
     )
 
 
@@ -193,7 +193,7 @@ def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
 
 
 def _newest(folder: Path) -> Checkpoint:
-    """The last checkpoint that is whole; those after it are set aside."""
+    """The newest intact checkpoint; damaged ones after it are set aside."""
     saving.recover(folder)
     newest = Checkpoint.open(folder)
     saving.set_aside(folder, newest.folder)
@@ -201,12 +201,12 @@ def _newest(folder: Path) -> Checkpoint:
 
 
 def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
-    """The newest checkpoint of a run; of one that becomes longer, that from before the learning rate fell."""
+    """The newest checkpoint of a run; if the run becomes longer, the one from before the learning rate fell."""
     state = newest.state_of_run
     if lacking := [name for name in ("parameters", *horizon.BEGINNING) if name not in state]:
         raise TrainingError(
             f"{newest.folder / checkpoint.STATE} has no {lacking[0]!r}: an earlier version wrote it, and this one "
-            f"cannot go on from it; begin a run with its weights, bitnet finetune {newest.folder}"
+            f"cannot resume it; start a run from its weights, bitnet finetune {newest.folder}"
         )
     if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
         before = newest.folder.parent / saving.name_of(state["stable"])
@@ -216,8 +216,8 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
 
 
 def _take(source: Path, folder: Path) -> None:
-    """The token ids and pictures of a run, and its log, for another one. Under its name each is whole, even if this is
-    killed: a run that begins here with the same text takes what is there."""
+    """Copy token ids, images and log of a run for another one. Each file is complete under its name, even if this is
+    killed: a run that starts here with the same text uses what is there."""
     for file in source.iterdir():
         if re.fullmatch(rf"{DATA}|log\.jsonl", file.name):
             partial = (folder / file.name).with_suffix(".partial")

@@ -1,7 +1,7 @@
-"""`--tasks`: what a model can do while it learns, asked as `bitnet eval --tasks` asks: packed, in the engine.
+"""`--tasks`: evaluates tasks during training, like `bitnet eval --tasks`: packed, in the engine.
 
-A run is given how (`Ask`), since it knows neither packed files nor the harness. It asks before its first step, every
-`--tasks-every` steps, and in the end. With --keep-best the checkpoint with the best mean score is kept, too.
+A run is given a function for that (`Ask`), since it knows neither packed files nor the harness. It is called before
+the first step, every `--tasks-every` steps, and at the end. --keep-best also keeps the best mean score's checkpoint.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from bitnet.train.progress import say
 from bitnet.train.run import Run
 
 Ask = Callable[[Path, Settings, Callable[[], None]], dict[str, Any]]
-"""The figures of `bitnet.harness.report` about a checkpoint. What is called before each question may raise."""
+"""Returns `bitnet.harness.report` of a checkpoint. The function it is given is called before each question, and may
+raise."""
 
 
 def due(run: Run, over: bool = False) -> bool:
-    """Whether the step that was just made is followed by the tasks. over: it is the last, whatever the budget."""
+    """Whether the tasks are due after the step just made. over: it is the last, whatever the budget."""
     every = run.settings.tasks_every
     last = over or run.progress >= 1
     return bool(run.settings.tasks and (last or (every and run.state["step"] % every == 0)))
 
 
 def ask(run: Run, log: runlog.Log, how: Ask | None, between: Callable[[], None] = lambda: None) -> bool:
-    """Ask, log, say. Returns whether it was the best so far. All processes of a run call it.
+    """Evaluate the tasks, log and print the scores. Returns whether they are the best so far. All processes call it.
 
-    Raises TrainingError: they cannot be asked before the first step. Later that is only said and logged: what was
-    learnt counts for more than an answer that a network kept back, or a signal. between: as `Ask` is given it.
+    Raises TrainingError if they fail before the first step. Later that is only printed and logged: a failing network
+    or a signal must not lose the run. between: passed to `Ask`.
     """
     if how is None:
-        raise TrainingError("a run with --tasks goes on with `bitnet train` or `bitnet finetune`")
-    work = run.folder / f".{saving.name_of(run.state['step'])}.tasks.partial"  # as what a kill leaves is removed
+        raise TrainingError("a run with --tasks is resumed with `bitnet train` or `bitnet finetune`")
+    work = run.folder / f".{saving.name_of(run.state['step'])}.tasks.partial"  # `recover` removes it after a kill
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
     try:
@@ -64,12 +65,12 @@ def ask(run: Run, log: runlog.Log, how: Ask | None, between: Callable[[], None] 
 
 
 def _asked(how: Ask, *given: Any) -> tuple[dict[str, Any], str]:
-    """The figures, or what kept them back."""
+    """The figures, or why there are none."""
     try:
         return how(*given), ""
     except ModuleNotFoundError:
-        raise  # whoever began the run has to install it
-    except Exception as error:  # whatever a harness, a file of a task, or a network may raise
+        raise  # the user has to install it
+    except Exception as error:  # a harness, a task file or a network may raise anything
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return {}, f"{kind}{error}"
 
@@ -85,7 +86,7 @@ def scores(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean(figures: Mapping[str, Any]) -> float | None:
-    """Of the first metric of each task that is better when larger; None where no task has one."""
+    """Mean of the first higher-is-better metric of each task; None if no task has one."""
     found = []
     for task, metrics in figures["results"].items():
         better = figures.get("higher_is_better", {}).get(task, {})
@@ -96,5 +97,5 @@ def mean(figures: Mapping[str, Any]) -> float | None:
 
 
 def _is_number(value: object) -> bool:
-    """Of nothing a harness makes NaN, which would be better than any score."""
+    """Not NaN, which a harness returns for no samples, and which would count as better than any score."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -1,19 +1,19 @@
-"""What happens inside a ternary model while it learns, of every layer and role: "layers" in log.jsonl.
+"""Telemetry of a ternary model during training, for every layer and role: "layers" in log.jsonl.
 
     {"zeros": {"q": [of layer 0, of layer 1, ...], "k": ...}, "flips": ..., "near": ..., "gamma": ..., "absmax": ...}
 
     zeros    share of the codes that are 0
     flips    share of the codes that this one optimizer step changed
     near     share of the weights within 0.05 γ of the threshold at 0.5 γ, whose codes the next steps may change
-    gamma    the scale γ; its mean where rows or groups have their own
-    absmax   largest |x| among the inputs of the step, with --compile of its first forward pass in each process,
-             before they are quantized
+    gamma    the scale γ; its mean if rows or groups have their own
+    absmax   largest |x| among the inputs of the step before quantization; with --compile only of its first
+    forward pass in each process
 
-The experts of a layer count together: shares are of all their weights, γ is the mean of theirs. How often each
-was taken is `Probe.loads`, "experts" in log.jsonl: of each layer, the share of the choices that fell on each.
+The experts of a layer count together: shares are of all their weights, γ is the mean of theirs. `Probe.loads`,
+"experts" in log.jsonl, is for each layer the share of the tokens' choices that each expert got.
 
-Flips are those of one step, not of all since the last record: no codes are kept between records, so
-a resumed run writes what an uninterrupted one does, and figures of runs with other intervals compare.
+Flips are those of one step, not of all since the last record: no codes are kept between records, so that
+a resumed run writes the same as an uninterrupted one, and runs with different intervals can be compared.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ QUANTITIES = ("zeros", "flips", "near", "gamma", "absmax")  # of roles
 NEAR = 0.05
 BEFORE = {"q": "attn_norm", "k": "attn_norm", "v": "attn_norm", "o": "attn_sub_norm"}
 BEFORE |= {"gate": "ffn_norm", "up": "ffn_norm", "down": "ffn_sub_norm"}
-"""The module of a block whose output a role multiplies; linear layers of one input are not called one by one."""
+"""The module of a block whose output is a role's input; linear layers of one input are not called separately."""
 
 
 class Probe:
-    """Watches a model during one optimizer step: make it, let passes be seen, make the step, ask for `record`.
+    """Watches a model during one optimizer step: create it, run passes within `looking`, make the step, call `record`.
 
-    It holds one byte for each ternary weight, its code before the step. Of several processes each holds those of its
-    rows; all of them have to watch, and to ask.
+    It holds one byte per ternary weight, its code before the step. Each of several processes holds those of its own
+    rows; all of them have to take part.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -60,14 +60,14 @@ class Probe:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Inside, passes are seen: by hooks, which compiled layers do not call."""
+        """A context in which passes are watched, by hooks, which compiled layers do not call."""
         with contextlib.ExitStack() as hooks:
             for module in self.inputs:
                 hooks.callback(module.register_forward_hook(self._watch).remove)
             yield
 
     def _watch(self, module: nn.Module, _: object, x: Tensor) -> None:
-        if not x.numel():  # an expert that no token took
+        if not x.numel():  # an expert that no token chose
             x = x.new_zeros(1)
         low, high = x.detach().float().aminmax()
         largest = torch.maximum(-low, high)
@@ -77,7 +77,7 @@ class Probe:
     @torch.no_grad()
     def record(self) -> Layers:
         """The quantities of the module's docstring, five significant digits. Empty without ternary layers."""
-        values: list[Tensor] = []  # read together at the end: on a GPU one wait instead of hundreds
+        values: list[Tensor] = []  # read together at the end: one GPU sync instead of hundreds
         places = [(role, of_layer) for role, of_role in self.roles.items() for of_layer in of_role]
         for _, of_layer in places:
             each = [weight_values(layer, self.before[layer]) for _, layer in of_layer]
@@ -96,11 +96,11 @@ class Probe:
         return layers
 
     def records(self) -> dict[str, Any]:
-        """For a line of log.jsonl."""
+        """The fields for a line of log.jsonl."""
         return {"layers": self.record()} | ({"experts": self.loads()} if self.mixtures else {})
 
     def loads(self) -> list[list[float]]:
-        """Of each layer with experts, the share of the choices of the last pass that fell on each of them."""
+        """For each layer with experts, the share of the choices of the last pass that each expert got."""
         chosen = [parallel.total(block.load.tolist()) for block in self.mixtures]
         return [[float(f"{share / sum(shares):.5g}") for share in shares] for shares in chosen]
 

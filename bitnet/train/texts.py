@@ -175,10 +175,10 @@ def read_text(
         known = choose([]) if before or settings.source else None
         words, (train, held_out) = read_shared(shared, known, generation, settings, "train", "validation")
         if not before:
-            say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
+            say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are used")
         return words, _in_pairs(contrastive, words, generation, False, train, held_out)
     texts, given = source_of(settings.data, settings.column, contrastive)
-    say(f"{folder}: reading {_shown(settings.data)} and making token ids of it")
+    say(f"{folder}: reading and tokenizing {_shown(settings.data)}")
     split = corpus.split(texts, settings.validation, say)
     note(texts, say)
     sides: tuple[Iterable[str], Iterable[str]] = pairs.separate(*split) if given else split
@@ -192,7 +192,7 @@ def read_text(
 def read_shared(
     folder: Path, words: Tokenizer | None, generation: dict[str, Any], settings: Settings, *sides: str
 ) -> tuple[Tokenizer, list[dataset.Tokens]]:
-    """Tokenizer and token ids of a folder of them. words: the model's own, which they must be of; None: it has none."""
+    """Tokenizer and ids of a folder of token ids. words: the model's tokenizer, which must match; None: none yet."""
     made, found = tokenized.read(folder, *sides)
     if words is None:
         words = tokenizer.load(settings.tokenizer) if Path(settings.tokenizer).is_file() else made
@@ -207,14 +207,14 @@ def source_of(data: Sequence[str], column: str, contrastive: bool) -> tuple[corp
 
 
 def _shown(data: Sequence[str]) -> str:
-    """For people."""
+    """The names of the data, for people."""
     more = f" and {len(data) - 2} more" if len(data) > 3 else ""
     return ", ".join(data[:2] if more else data) + more or "Python's standard library (no --data)"
 
 
 def note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:
     if isinstance(texts, pairs.Joined) and texts.names:
-        say('the pairs are of "{}" and "{}"'.format(*texts.names))
+        say('the pairs are "{}" and "{}"'.format(*texts.names))
     if isinstance(texts, corpus.Documents) and texts.left_out:
         say(texts.left_out)
 

@@ -1,4 +1,4 @@
-"""The JSON configuration of a Thinker, as a run of `bitnet train` has it: preset, [train] and [model]."""
+"""The JSON configuration of a Thinker, converted to that of `bitnet train`: preset, [train] and [model]."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 2, "lr": 3e-4, "wd": 0.1, "warmup_steps": 10, "max_steps": 5000, "batch_size": 8,
     "max_grad_norm": 1.0, "val_split": 0.1, "seed": 42,
 }  # fmt: skip
-"""Every key, and its value where a file has none."""
+"""Every key and its default."""
 
 TRAINING = {
     "lr": "lr", "wd": "weight_decay", "max_steps": "steps", "batch_size": "batch", "max_grad_norm": "clip",
     "val_split": "validation", "seed": "seed",
 }  # fmt: skip
-"""Keys of training that have one option here."""
+"""Keys of training that correspond to one option here."""
 
-MARK = "d_model"  # a key that says what a file is
+MARK = "d_model"  # the key that identifies such a file
 
 
 def parse(text: str, path: str) -> dict[str, Any]:
-    """What a TOML file would say. Raises ValueError: it is no such configuration."""
+    """The content of the equivalent TOML file. Raises ValueError if it is not such a configuration."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(said, dict) or MARK not in said:
         raise ValueError(
-            f"{path} has no {MARK!r}, so it is no configuration of a Thinker, the only JSON that is read here; "
+            f"{path} has no {MARK!r}, so it is not a configuration of a Thinker, the only JSON that is read here; "
             "write a TOML file with the tables [train] and [model]"
         )
     for key, value in said.items():
@@ -62,7 +62,7 @@ def _model(said: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _training(said: dict[str, Any]) -> dict[str, Any]:
-    """Of what the file names; its learning rate is one of AdamW."""
+    """Options of the keys in the file; its learning rate is for AdamW."""
     train = {option: said[key] for key, option in TRAINING.items() if key in said}
     if "lr" in said:
         train["optimizer"] = "adamw"

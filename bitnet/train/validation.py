@@ -1,4 +1,4 @@
-"""What the evaluations of a run have come to: when they are due, the best one, and whether it still gets better."""
+"""The evaluations of a run: when they are due, the best one, and whether the run still improves."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 
-USUAL, PARTS = 200, 10  # steps between evaluations; and at least so many of them in a run
-WORSE = 1.02  # times the best loss: what chance does not explain
+USUAL, PARTS = 200, 10  # steps between evaluations; least number of them in a run
+WORSE = 1.02  # times the best loss: more than chance explains
 BEST: dict[str, Any] = {"step": 0, "loss": 0.0, "since": 0, "told": False}
-"""Of the best evaluation: its step and loss, how many there were since, and whether a person was told why."""
+"""The best evaluation: its step and loss, the number since, and whether the user was told about overfitting."""
 BEST_TASKS: dict[str, Any] = {"step": None, "score": 0.0}
-"""Of the best mean score of tasks."""
+"""The best mean score of tasks."""
 
 
 def due(run: Run, before: float) -> bool:
-    """Whether the step that was just made is followed by an evaluation. before: progress before it."""
+    """Whether an evaluation is due after the step just made. before: progress before it."""
     step, every = run.state["step"], run.settings.eval_every
     if every:
         return bool(step % every == 0)
@@ -35,7 +35,7 @@ def loss_of(result: objectives.Result) -> float:
 
 
 def note(run: Run, result: objectives.Result) -> str:
-    """Record an evaluation in the state of the run. Returns what to add to its line: passes, and a better one."""
+    """Record an evaluation in the state of the run. Returns an addition to its line: passes, and an earlier best."""
     state, loss = run.state, loss_of(result)
     best = state["best"]
     added = f", pass {run.passes:.1f}" if run.passes >= 1 else ""
@@ -47,18 +47,18 @@ def note(run: Run, result: objectives.Result) -> str:
     if learnt and not best["told"]:
         best["told"] = True
         say(
-            f"validation was better at step {best['step']:,}: in pass {run.passes:.1f} over its data the model learns "
-            "them by heart; add data, train for less, or add --patience 3 --keep-best"
+            f"validation was better at step {best['step']:,}: in pass {run.passes:.1f} over its data the model "
+            "memorizes them; add data, train for less, or add --patience 3 --keep-best"
         )
     return f"{added}, best {best['loss']:.4f} at step {best['step']:,}"
 
 
 def forget_lost(run: Run) -> None:
-    """The best so far, where it is no checkpoint of this run: a run that branched off has none yet."""
+    """Forget the best so far if its checkpoint is not in this run folder: a new branch does not have it."""
     for name, none in (("best", BEST), ("best_tasks", BEST_TASKS)):
         step = run.state[name]["step"]
         there = run.folder / saving.name_of(step)
-        if step and not parallel.from_first(there.is_dir):  # others may not see it yet, where the folder is shared
+        if step and not parallel.from_first(there.is_dir):  # on a shared file system others may not see it yet
             run.state[name] = dict(none)
 
 
@@ -69,5 +69,5 @@ def improves(run: Run) -> bool:
 
 
 def over(run: Run) -> bool:
-    """Whether there were as many evaluations without a better one as a person has patience for."""
+    """Whether --patience evaluations have passed without a better one."""
     return bool(0 < run.settings.patience <= run.state["best"]["since"])

@@ -1,4 +1,4 @@
-"""What a loss reads of a model's inside."""
+"""Access to hidden values of a model for a loss."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 class Watched(nn.Module):
-    """Takes the place of an `nn.Identity` of the model, such as `Block.qkv`, and keeps what passes: `seen`.
+    """Replaces an `nn.Identity` of the model, such as `Block.qkv`, and keeps its input in `seen`.
 
-    (A hook would do that too, but compiled layers leave out those that others like them do not have.)
+    (A hook would not do: compiled layers skip it if other layers of the same graph have none.)
     """
 
     def __init__(self) -> None:
