@@ -107,7 +107,7 @@ def test_char_keeps_the_commonest() -> None:
 
 
 def test_tokenizers_refuse(tmp_path: Path) -> None:
-    for kind, found in (("word", "is no file"), (str(tmp_path), "is a folder")):
+    for kind, found in (("word", "is not a file"), (str(tmp_path), "is a folder")):
         with pytest.raises(ValueError, match=f"{found}, expected bpe, llama-bpe, byte, char or a tokenizer"):
             tokenizer.build(kind, TEXTS, 300)
     with pytest.raises(ValueError, match="vocab_size is 256, expected at least 257"):

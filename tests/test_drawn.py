@@ -71,7 +71,7 @@ def test_held_out_captions_are_true_of_one_picture_alone() -> None:
     facts = {caption(each): _facts(each) for each in [*TRAIN, *HELD_OUT]}
     assert len({*facts.values()}) == len(facts)
     assert all(facts[caption(each)] == _facts(each) for each in TRAIN)
-    with pytest.raises(ValueError, match="5,000 held-out pictures are asked for, expected at most 1,500"):
+    with pytest.raises(ValueError, match="5,000 held-out pictures are requested, expected at most 1,500"):
         scenes(0, 5000, held_out=True)
 
 

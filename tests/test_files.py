@@ -268,7 +268,7 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     for name in (tmp_path / "pipe.txt", "/dev/null"):
         with pytest.raises(
-            corpus.DataError, match="is a pipe or a device, expected a file: text is read several times"
+            corpus.DataError, match="is a pipe or a device, expected a file, as text is read several times"
         ):
             corpus.Documents([str(name)])
 

@@ -203,7 +203,7 @@ def test_a_tokenizer_without_a_mask_token(sentences: str, tmp_path: Path, capsys
     words = tmp_path / "run" / "step-000001" / "tokenizer.json"
     options: tuple[Any, ...] = (*TINY, *OBJECTIVES["mlm"], "--tokenizer", words, "--data", sentences)
     assert bitnet("train", *options, "--out", tmp_path / "other") == 1
-    assert "has no token for what is hidden, expected one of <|mask|>, [MASK], <mask>" in capsys.readouterr().err
+    assert "has no mask token, expected one of <|mask|>, [MASK], <mask>" in capsys.readouterr().err
 
 
 def test_too_few_pairs_to_measure_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

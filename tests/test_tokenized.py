@@ -86,7 +86,7 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--validation", "2"]) == 1
     assert "validation is 2.0, expected" in capsys.readouterr().err
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--tokenizer", "words"]) == 1
-    assert "tokenizer is 'words', which is no file, expected" in capsys.readouterr().err
+    assert "tokenizer is 'words', which is not a file, expected" in capsys.readouterr().err
 
 
 def test_tokens_to_fill_in_the_middle(

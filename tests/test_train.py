@@ -239,7 +239,7 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             ["--tokenizer", "words"],
             1,
-            "tokenizer is 'words', which is no file, expected bpe, llama-bpe, byte, char or a tokenizer.json",
+            "tokenizer is 'words', which is not a file, expected bpe, llama-bpe, byte, char or a tokenizer.json",
         ),
         (["--batch", "100000"], 1, "one batch of 100000 × 32 needs"),
         (["--config", "none.toml"], 1, "No such file or directory: none.toml"),
@@ -265,7 +265,7 @@ def test_refusals(
             ["--set", "max_context=2", "--draft"],
             "max_context is 2, expected 3 or more to learn the next token and a draft; raise it",
         ),
-        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', which is no file, expected bpe, "),
+        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', which is not a file, expected bpe, "),
         (["--report-to", "tensorboard"], "needs tensorboard"),
         (["--report-to", "wandb"], "needs wandb"),
     ],

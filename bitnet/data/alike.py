@@ -1,4 +1,4 @@
-"""Near-duplicate texts, found by MinHash: by the share of pieces that two have in common."""
+"""Near-duplicate texts, found by MinHash: by the share of pieces that two texts have in common."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 HASHES = 64
 """Hashes of a text. Pairs that agree in a band of hashes are compared."""
-RUN = 5  # words of a piece
-AT_ONCE = 10_000  # pieces that are hashed together
+RUN = 5  # words per piece
+AT_ONCE = 10_000  # pieces hashed together
 
 
 Pieces = Callable[[str], Iterable[bytes]]
 
 
 def runs_of_words(text: str) -> Iterator[bytes]:
-    """All sequences of five words; for a shorter text the whole."""
+    """All sequences of five words; a shorter text as a whole."""
     words = text.split()
     for i in range(max(1, len(words) - RUN + 1)):
         yield " ".join(words[i : i + RUN]).encode()
@@ -31,9 +31,9 @@ def lines(text: str) -> Iterator[bytes]:
 
 
 def rows(share: float) -> int:
-    """Hashes of a band: as many as find 999 of 1,000 pairs with this share, and four for smaller ones.
+    """Hashes per band: the most that still find 999 of 1,000 pairs with this share, but at least four.
 
-    Four find 99 % at 0.7 and 89 % at 0.6. The more there are, the fewer pairs with less in common are compared.
+    Four find 99 % at 0.7 and 89 % at 0.6. With more hashes, fewer pairs that have less in common are compared.
     """
     found = [n for n in range(4, 17) if (1 - share**n) ** (HASHES // n) <= 1e-3]
     return max(found, default=4)
@@ -43,8 +43,8 @@ class Index:
     """Collects texts that are not alike, with about 5 kB of memory for each."""
 
     def __init__(self, share: float, pieces: Pieces = runs_of_words) -> None:
-        """share: of the pieces that either of two texts has, those that both have, from which on they are alike; it
-        is estimated to about 0.06."""
+        """share: the Jaccard similarity of their pieces from which on two texts are alike; it is estimated to about
+        0.06."""
         from datasketch import MinHash, MinHashLSH
 
         self._share, self._pieces = share, pieces

@@ -1,7 +1,7 @@
-"""Pictures, changed a little each time they are seen. How follows from a number, so a resumed run sees the same.
+"""Images, augmented a little each time they are seen. The seed decides how, so a resumed run sees the same.
 
-A crop is a part of at least 80 % of the area, its sides up to 4 to 3 of each other's, resized to the whole. So little,
-because a text speaks of what is in a picture and where: what is cut off or turned round would make it wrong.
+A crop keeps at least 80 % of the area, with an aspect ratio up to 4:3, and is resized to the full size. More would
+make the text wrong, which says what is in an image and where.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRIES = 10
 
 
 def changed(pixels: Tensor, how: str, seed: int) -> Tensor:
-    """Pictures (n, C, S, S) with values 0 to 1, each changed anew. how: "none", "crop" or "crop-flip"."""
+    """Images (n, C, S, S) with values 0 to 1, each augmented. how: "none", "crop" or "crop-flip"."""
     if how == "none" or not len(pixels):
         return pixels
     random = torch.Generator().manual_seed(seed)

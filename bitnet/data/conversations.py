@@ -21,7 +21,7 @@ Messages = list[dict[str, Any]]
 class Conversation(NamedTuple):
     messages: Messages
     where: str  # file and line, for messages
-    tools: Tools | None = None  # that the answers may call
+    tools: Tools | None = None  # tools that the answers may call
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
 
 
 def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
-    """What the lines of .jsonl files say, and where each is. what: that one holds, for messages."""
+    """The records in the lines of .jsonl files, and where each is. what: the kind of record, for messages."""
     for file in files:
         if kind_of(file) != ".jsonl":
             raise DataError(f"{file} is not a .jsonl file, expected one {what} a line")
@@ -51,7 +51,7 @@ def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
 
 
 def among(data: Sequence[str]) -> list[Path]:
-    """The files that `data` names, if all are .jsonl files and the first begins with a conversation; else none."""
+    """The files that `data` names, if all are .jsonl files and the first starts with a conversation; otherwise none."""
     if not data or not all(kind_of(Path(name)) == ".jsonl" for name in data):
         return []
     files = finding.files_of(data)
@@ -86,7 +86,7 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
         raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")
-    weights = [message.get("weight") for message in messages if message["role"] == "assistant"]  # as OpenAI has them
+    weights = [message.get("weight") for message in messages if message["role"] == "assistant"]  # as in OpenAI's format
     if wrong := [weight for weight in weights if weight not in (None, 0, 1)]:
         raise DataError(f"{where}: the weight of an answer is {wrong[0]!r:.40}, expected 0, which is not learnt, or 1")
     if all(weight == 0 for weight in weights):
@@ -98,7 +98,7 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
 
 
 def _joined(message: Any) -> Any:
-    """A content in text parts, joined as chat and server join them if a template knows no parts."""
+    """A message whose text parts are joined, as chat and server do for a template without parts."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not content:
         return message

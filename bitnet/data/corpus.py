@@ -1,11 +1,11 @@
-"""The documents that a model learns from: where they come from, and which are held out.
+"""Training documents: where they come from, and which are held out.
 
 A document is a file, a line, or a row of a dataset (`bitnet.data.files`, `bitnet.data.hub`). Its content
 decides by hash whether it is for training or for validation, so equal texts never lie on both sides, and
 the split is the same on every machine.
 
-Texts are read anew each time they are needed, so that a corpus may be larger than the memory: what
-stays there is about 100 bytes a document.
+Texts are read again each time they are needed, so that a corpus may be larger than memory, which holds
+only about 100 bytes per document.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitnet.data.files import NotUTF8Error
 class Documents:
     """The texts that sources name: files, folders, globs, or datasets (`bitnet.data.hub`).
 
-    Each iteration reads them anew. column: where they stand in lines and rows.
+    Each iteration reads them again. column: the text column of lines and rows.
     """
 
     def __init__(self, sources: Sequence[str], column: str = files.COLUMN) -> None:
@@ -41,8 +41,8 @@ class Documents:
 
     @property
     def left_out(self) -> str:
-        """What to say of folders of runs, of files of other kinds, and of those that the last iteration left out as not
-        UTF-8; "" of none."""
+        """A note on what was left out: folders of runs, other kinds of files, and in the last iteration files that are
+        not UTF-8; "" if nothing was."""
         return "; ".join(filter(None, (self._runs_left_out(), self._others_left_out(), self._files_left_out())))
 
     def _runs_left_out(self) -> str:
@@ -65,7 +65,7 @@ class Documents:
             try:
                 yield from files.texts_of(file, self._column)
             except NotUTF8Error:
-                if files.kind_of(file) in (*files.ROWS, ".csv"):  # of which some have been read
+                if files.kind_of(file) in (*files.ROWS, ".csv"):  # some of its texts were already read
                     raise
                 self._left_out.append(str(file))
         if self._files and len(self._left_out) == len(self._files):
@@ -82,7 +82,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _with_encoding(file: str) -> str:
-    """A file's name, and its encoding if the first bytes say that."""
+    """A file's name, and its encoding if the first bytes reveal it."""
     with open(file, "rb") as handle:
         return file + (" (UTF-16)" if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "")
 
@@ -93,10 +93,10 @@ class Texts:
 
     source: Iterable[str]
     chosen: bytes | bytearray  # 1 for each document of the source that belongs here, 0 for each other
-    digests: list[bytes]  # SHA-256 of those that do
+    digests: list[bytes]  # SHA-256 of the chosen ones
     n_bytes: int
-    cut: tuple[int, slice] = (-1, slice(None))  # a document of which only this part belongs here
-    cut_digest: bytes = b""  # of all of that document
+    cut: tuple[int, slice] = (-1, slice(None))  # index of a document of which only this part belongs here
+    cut_digest: bytes = b""  # SHA-256 of that whole document
 
     def __iter__(self) -> Iterator[str]:
         (at, part), digests = self.cut, iter(self.digests)
@@ -114,10 +114,10 @@ def split(
     say: Callable[[str], object] = lambda _: None,
     take: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Texts, Texts]:
-    """Training and validation texts, equal ones dropped, which `say` is told. `validation` is the share of the latter.
+    """Training and validation texts, without duplicates, which `say` reports. validation: the share held out.
 
-    source: gives the same texts each time it is iterated. take: whether to, asked of those that no other equals.
-    When one side would stay empty (a single book, say) the longest text is cut once, near its end.
+    source: gives the same texts each time it is iterated. take: whether to keep a text, called for unique ones.
+    If one side would stay empty (with a single book, say) the longest text is cut once, near its end.
     """
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
@@ -149,7 +149,7 @@ def split(
 
 
 def repetitions(n: int, among: int, what: str) -> str:
-    """The note on dropped duplicates; "": there are none."""
+    """The note on dropped duplicates; "" if there are none."""
     words = ("is a repetition", "was") if n == 1 else ("are repetitions", "were")
     return f"{n:,} of {among:,} {what} {words[0]} and {words[1]} left out" if n else ""
 
@@ -170,7 +170,7 @@ def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts,
 
 
 def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
-    """Raises DataError: one source holds out what another learns from. sides: of `split`, by the name of the source.
+    """Raises DataError if one source holds out what another learns from. sides: `split` of each source, by name.
 
     Equal documents are on the same side by their hash, unless a source was cut to have two sides.
     """

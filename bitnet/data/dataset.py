@@ -1,7 +1,7 @@
 """Token ids on disk, and batches of them.
 
-Every document begins with the end token, which separates it from the last.
-torch is imported when a batch is made: a packed file is measured on text without it.
+Every document starts with the end token, which separates it from the previous one.
+torch is imported when a batch is made: evaluating a packed file on text does not need it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tokens:
     ids: NDArray[Any]  # uint16 or uint32
     n_bytes: int
     digest: str  # of text and tokenizer
-    checksum: str = ""  # of the file, where it is known
+    checksum: str = ""  # of the file, if known
 
     @classmethod
     def map(cls, file: Path, dtype: str, n_bytes: int, digest: str, checksum: str = "") -> Self:
@@ -58,7 +58,7 @@ class Tokens:
 
     @property
     def largest(self) -> int:
-        """The largest token id; in a large file, of the pieces that are checked."""
+        """The largest token id; in a large file, only that of the checked pieces."""
         size = self.ids.dtype.itemsize
         pieces = (self.ids[start // size : (start + n) // size] for start, n in _checked(self.ids.nbytes))
         return max(int(piece.max(initial=0)) for piece in pieces)
@@ -137,11 +137,11 @@ def _checked(size: int) -> Iterator[tuple[int, int]]:
 
 
 PORTION = 64, 1 << 20
-"""Texts, and characters, that are encoded together: an encoding takes some 100 bytes a token."""
+"""Most texts, and characters, that are encoded together: an encoding takes some 100 bytes per token."""
 
 
 def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str, first: int = END_ID) -> Tokens:
-    """Encode to `folder/<name>-<hash>.bin`, or map that file when it is there already.
+    """Encode to `folder/<name>-<hash>.bin`, or map that file if it exists.
 
     texts: gives the same texts each time it is iterated. first: the token before every document.
     """
@@ -194,9 +194,9 @@ ORDERED = 1 << 24
 
 
 def seed_of(seed: int, number: int) -> int:
-    """Of the random numbers that belong to sequence `number` of a run with this seed.
+    """The seed of the random numbers for sequence `number` of a run with this seed.
 
-    32 bits, all that torch's generator takes. Two odd factors, so that neighbours of one and the other do not meet.
+    32 bits, the most that torch's generator takes. Two odd factors keep neighbouring seeds and numbers apart.
     """
     return (seed * 0x9E3779B1 ^ number * 0x85EBCA77) & 0xFFFFFFFF
 
@@ -210,7 +210,7 @@ class Batches:
 
     def __init__(self, tokens: Tokens, batch: int, context: int, seed: int) -> None:
         self.tokens, self.batch, self.context, self.seed = tokens, batch, context, seed
-        self.per_epoch = tokens.windows(context) - 1  # one window is left for the shift
+        self.per_epoch = tokens.windows(context) - 1  # one window is reserved for the shift
         if self.per_epoch < batch:
             need = (batch + 1) * context + 1
             raise DataError(
@@ -218,7 +218,7 @@ class Batches:
                 "add data, or lower --batch or --context"
             )
         self._parts = -(-self.per_epoch // ORDERED)
-        self._begun = -1, 0  # the epoch and the part that `_order` is of
+        self._begun = -1, 0  # epoch and part of `_order`
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""
@@ -239,7 +239,7 @@ class Batches:
         return parts[0] if len(parts) == 1 else tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
 
     def _part(self, place: int) -> tuple[int, int]:
-        """The part of an epoch that holds a place, and the place in it. The first parts may have one window more."""
+        """The part of an epoch that holds a place, and the place in it. The first parts may have one more window."""
         size, larger = divmod(self.per_epoch, self._parts)
         if place < larger * (size + 1):
             return divmod(place, size + 1)

@@ -1,9 +1,9 @@
-"""Conversations to token ids of which only the answers count, and rows that hold several of them.
+"""Conversations as token ids, of which only the answers count, and rows that hold several of them.
 
-The tokens are those that the engine makes of the same messages (`bitnet_runtime.chat`, with the
-template that is exported): what is learnt is what will be asked. A row is filled with whole
-conversations. `Transformer` keeps them apart by their numbers: each sees itself alone, at the
-positions it would have alone, so that packing changes no logit.
+The tokens are those that the engine produces for the same messages (`bitnet_runtime.chat`, with the
+exported template), so training and inference see the same prompts. A row is filled with whole
+conversations. `Transformer` keeps them apart by their numbers: each sees only itself, at
+positions from 0, so that packing changes no logit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 START, END = "<|im_start|>", "<|im_end|>"
-KNOWN_ROLES = (  # a slip such as "sytem" would be taken for somebody who speaks
+KNOWN_ROLES = (  # otherwise a typo such as "sytem" would become a speaker
     "{% if message.role not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('it knows the roles system, user, assistant and tool') }}{% endif %}"
 )
@@ -40,11 +40,11 @@ CHATML = (
 )
 """The template given to a model without one."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Where messages have it, and the names that templates have for it."""
+"""Field names of reasoning in messages and templates."""
 
 
 def unwritten(conversations: Sequence[Conversation], template: str) -> str:
-    """The note on reasoning fields that the template leaves out; "": there are none."""
+    """The note on reasoning fields that the template leaves out; "" if there are none."""
     found = sum(any(m.get(name) for m in each.messages for name in REASONING) for each in conversations)
     if not found or any(name in template for name in REASONING):
         return ""
@@ -57,9 +57,9 @@ def unwritten(conversations: Sequence[Conversation], template: str) -> str:
 def with_template(
     words: Tokenizer, template: str | None, generation: dict[str, Any], default: str = CHATML
 ) -> tuple[str, dict[str, Any]]:
-    """Template and generation defaults to train with. Without a template `words` gets the two tokens of CHATML.
+    """Template and generation defaults for training. Without a template, CHATML's two tokens are added to `words`.
 
-    default: that of a model that has none, with these two tokens.
+    default: the template for a model without one, with these two tokens.
     """
     generation = dict(defaults(words, generation))
     first = separator(words, generation)
@@ -74,7 +74,7 @@ def with_template(
 
 
 class Encoder:
-    """Messages to token ids as the engine makes them. Raises DataError naming file and line."""
+    """Encodes messages to token ids as the engine does. Raises DataError naming file and line."""
 
     def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any]) -> None:
         self._words = EngineTokenizer(words.to_str().encode(), vocabulary_size(words))
@@ -83,11 +83,11 @@ class Encoder:
         self._ends, self._special = set(generation["eos_token_ids"]), set(self._words.special_ids())
 
     def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
-        """One sequence, or where the template renders an answer differently once others follow, several.
+        """One sequence, or several if the template renders an answer differently once others follow.
 
-        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token; of weight 0 it does
-        not. apart: each answer is a sequence of its own. context: behind the first answer that lies beyond it none is
-        looked at, as each takes as long as all that stands before it.
+        (Some leave out the reasoning of earlier answers.) An answer counts up to its end token; one of weight 0 does
+        not. apart: each answer is a separate sequence. context: answers after the first one that starts beyond it are
+        skipped, as encoding each takes as long as everything before it.
         """
         messages, where, _ = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
@@ -110,8 +110,8 @@ class Encoder:
         return [_dialogue(ids, spans) for ids, spans in found]
 
     def _apart(self, prompt: list[int], ids: list[int]) -> list[int]:
-        """Where a token spans the end of the prompt, as that of two line breaks may: the prompt, and what `ids` say
-        behind it in tokens of its own, as the engine writes an answer. Empty: they do not begin as the prompt does."""
+        """For a token that spans the end of the prompt, such as one of two line breaks: the prompt, then the rest of
+        `ids` in separate tokens, as the engine generates it. Empty if `ids` does not spell the prompt first."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, ids, strict=False)))
         end = next((i for i in range(same, len(ids)) if ids[i] in self._special), len(ids))
         asked, said = (self._words.decode(part) for part in (prompt[same:], ids[same:end]))
@@ -149,15 +149,15 @@ class Dialogues:
         self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer, prefix: bool = False,
         context: int | None = None,
     ) -> None:  # fmt: skip
-        """prefix: a row holds one conversation, and what stands before its first answer is its prefix. context: of the
-        longest rows that are asked for."""
+        """prefix: a row holds one conversation, and everything before its first answer is its prefix. context: that of
+        the longest rows that will be requested."""
         self.prefix = prefix
         whole = [dialogue for each in conversations for dialogue in encoder.encode(each, context=context)]
         self._lengths = [len(dialogue.ids) for dialogue in whole]
-        most = context + 1 if context is not None else None  # a row has the next token of each, too
+        most = context + 1 if context is not None else None  # a row also holds the last input's next token
         self._all = [Dialogue(dialogue.ids[:most], dialogue.counts[:most]) for dialogue in whole]
         recipe = hashlib.sha256(words.to_str().encode() + encoder.template.encode())
-        for each in conversations:  # whole: a run may go on with a longer context
+        for each in conversations:  # untruncated: a run may be resumed with a longer context
             recipe.update(digest_of(each))
         self.digest = recipe.hexdigest()[:16]
         self.n_tokens = sum(len(dialogue.ids) for dialogue in self._all)
@@ -166,11 +166,11 @@ class Dialogues:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the answers."""
+        """Bytes of text per token of the answers."""
         return self._answer_bytes / sum(int(dialogue.counts.sum()) for dialogue in self._all)
 
     def too_long(self, context: int) -> int:
-        """How many do not fit a row: they lose their end, or are left out if no answer would remain."""
+        """How many do not fit a row: they are truncated, or left out if no answer would remain."""
         return sum(n - 1 > context for n in self._lengths)
 
     def answerless(self, context: int) -> int:
@@ -182,7 +182,7 @@ class Dialogues:
         return len(self._rows(context))
 
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
-        """`packing.filled` of these rows; with `prefix` the length of each row's prefix, (len(indices),)."""
+        """`packing.filled` of these rows; with `prefix` also the length of each row's prefix, (len(indices),)."""
         rows = self._rows(context)
         inputs, targets, documents = filled(
             [enumerate(self._all[i] for i in rows[index]) for index in indices], context

@@ -1,8 +1,8 @@
-"""Pictures that this project draws itself, with captions, and questions with their answers.
+"""Images that this project draws itself, with captions, questions and answers.
 
     python -m bitnet.data.drawn pictures --n 2000 --seed 1
 
-What is in them, and what is said of it, is in `bitnet.data.scenes`; `draw` paints it.
+`bitnet.data.scenes` decides what they show and what the texts say; `draw` paints them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bitnet.data.scenes import DIGITS, TEXTS, Scene, Thing, caption, questions, 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont
 
-SIZE = 72  # pixels of a side
-FINER = 4  # painted so many times as large and then reduced: edges become smooth
+SIZE = 72  # pixels per side
+FINER = 4  # factor by which the painting is larger before it is reduced, for smooth edges
 
 
 def _corners(*turns: tuple[float, float]) -> list[tuple[float, float]]:
@@ -44,7 +44,7 @@ POLYGONS = {
 
 
 def draw(scene: Scene, size: int = SIZE) -> Image.Image:
-    """The picture, RGB. Its pixels are the same on every machine with the same Pillow and matplotlib."""
+    """The image, RGB. Its pixels are the same on every machine with the same Pillow and matplotlib."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (size * FINER, size * FINER), scene.background)
@@ -70,7 +70,7 @@ def _paint_shape(painter: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
 
 
 def _paint_text(painter: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
-    """As wide as twice the radius, a digit as high; upright, in the middle of its ink."""
+    """Text of width 2 · radius, a digit of that height; upright, centred on its ink."""
     box = painter.textbbox((0, 0), thing.what, _font(thing.font, 100))
     extent = box[3] - box[1] if thing.what in DIGITS else box[2] - box[0]
     font = _font(thing.font, max(1, round(100 * 2 * thing.radius * side / extent)))
@@ -85,7 +85,7 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
     if not name:
         found = ImageFont.load_default(size)
-        assert isinstance(found, ImageFont.FreeTypeFont)  # Pillow without FreeType has bitmaps alone
+        assert isinstance(found, ImageFont.FreeTypeFont)  # Pillow without FreeType has only bitmap fonts
         return found
     import matplotlib
 
@@ -96,7 +96,7 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 def write(folder: Path, n: int, seed: int, held_out: bool = False) -> None:
-    """PNG files, records.jsonl with a caption of each, questions.jsonl with all questions."""
+    """Write PNG files, records.jsonl with a caption for each, and questions.jsonl with all questions."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     records, asked = [], []
     for number, each in enumerate(scenes(seed, n, held_out)):
@@ -112,10 +112,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bitnet.data.drawn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="that gets the pictures, records.jsonl and questions.jsonl")
-    parser.add_argument("--n", type=int, default=1000, help="pictures [1000]")
+    parser.add_argument("folder", type=Path, help="folder for the images, records.jsonl and questions.jsonl")
+    parser.add_argument("--n", type=int, default=1000, help="number of images [1000]")
     parser.add_argument("--seed", type=int, default=0, help="[0]")
-    parser.add_argument("--held-out", action="store_true", help="with combinations that no other picture has")
+    parser.add_argument("--held-out", action="store_true", help="combinations that training images never have")
     args = parser.parse_args(argv)
     try:
         write(args.folder, args.n, args.seed, args.held_out)

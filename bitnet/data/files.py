@@ -21,14 +21,14 @@ PLAIN = (".txt", ".md", ".rst", ".py")
 ROWS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
 SUFFIXES = (*PLAIN, *ROWS)
-"""Of the files that are read from a folder; all but .parquet compressed, too. Of those that are named, .csv is a table
-and all others are plain text."""
+"""Suffixes of the files that are read from a folder; all but .parquet also compressed. Of files that are named
+directly, .csv is a table and all others are plain text."""
 COLUMN = "text"
 """The default column of the text in lines and rows."""
 MOST = 1 << 30
-"""Most bytes of one text: encoding takes some 25 times as many."""
+"""Most bytes of one text: encoding takes some 25 times as much memory."""
 MOST_OF_RECORD = 16 << 20
-"""Most bytes of a line that is a conversation, a pair or the like."""
+"""Most bytes of a line with a conversation, a pair or the like."""
 
 
 class DataError(ValueError):
@@ -36,7 +36,7 @@ class DataError(ValueError):
 
 
 class NotUTF8Error(DataError):
-    """A file is not text, or in another encoding."""
+    """A file is not text, or has another encoding."""
 
 
 def kind_of(file: Path) -> str:
@@ -51,7 +51,7 @@ def is_known(file: Path) -> bool:
 
 
 def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
-    """Of a .jsonl or .parquet file the strings in a column, else the whole text."""
+    """The strings in a column of a .jsonl, .parquet or .csv file; otherwise the whole text."""
     kind = kind_of(file)
     if kind == ".parquet":
         return _rows(file, column)
@@ -63,7 +63,7 @@ def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
 
 
 def text_of(record: Any, where: str, column: str = COLUMN) -> str:
-    """The string that a line or row has in a column. Raises DataError: it has none."""
+    """The string in a column of a line or row. Raises DataError if there is none."""
     text = record.get(column) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: {_instead(record, column)}")
@@ -72,7 +72,7 @@ def text_of(record: Any, where: str, column: str = COLUMN) -> str:
 
 
 def check_characters(text: str, where: str, what: str = "a text") -> None:
-    """Raises DataError: not all of a text from JSON, which can spell halves of characters, are whole."""
+    """Raises DataError if a text from JSON holds a lone surrogate, which JSON can spell."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -101,15 +101,15 @@ def _instead(record: Any, column: str) -> str:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """A file, uncompressed. Raises DataError: it is damaged or truncated."""
+    """A file, decompressed. Raises DataError if it is damaged or truncated."""
     with file.open("rb") as raw:
-        if file.suffix.lower() in COMPRESSED and not raw.peek(1):  # which gzip would take for an empty text
+        if file.suffix.lower() in COMPRESSED and not raw.peek(1):  # gzip would read it as an empty text
             raise DataError(f"{file} is damaged or cut off: it has 0 bytes")
         try:
             yield _uncompressed(raw, file.suffix.lower())
         except (EOFError, zlib.error, OSError) as error:
             if getattr(error, "errno", None) or file.suffix.lower() not in COMPRESSED:
-                raise  # of the disk
+                raise  # an error of the disk
             raise DataError(f"{file} is damaged or cut off: {error}") from None
 
 
@@ -129,9 +129,9 @@ def _whole(file: Path) -> Iterator[str]:
 
 
 def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
-    """What the lines of a .jsonl file say that are not empty, and where each is, for messages.
+    """The records in the non-empty lines of a .jsonl file, and where each is, for messages.
 
-    most: bytes of a line; 0: MOST_OF_RECORD. Raises DataError naming file and line.
+    most: bytes per line; 0: MOST_OF_RECORD. Raises DataError naming file and line.
     """
     with opened(file) as content:
         number = 1
@@ -143,7 +143,7 @@ def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
 
 
 def first_record(file: Path) -> Any:
-    """The value of the first line that is not empty; None: it is not JSON, or there is none."""
+    """The value of the first line that is not empty; None if it is not JSON, or there is none."""
     try:
         return next(records(file), (None, ""))[0]
     except DataError:
@@ -170,7 +170,7 @@ def _parsed(line: bytes, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
-    except (ValueError, RecursionError) as error:  # of a long integer
+    except (ValueError, RecursionError) as error:  # a very long integer, or deep nesting
         raise DataError(f"{where}: not JSON: {error}") from None
 
 
@@ -178,7 +178,7 @@ def _parsed(line: bytes, where: str) -> Any:
 
 
 def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """Those of a .csv file, and where each is. Raises DataError."""
+    """The rows of a .csv file, and where each is. Raises DataError."""
     csv.field_size_limit(MOST)
     with opened(file) as content:
         rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)

@@ -1,4 +1,4 @@
-"""Which files the sources of a run name: paths, folders and globs, without what runs wrote there."""
+"""The files that the sources of a run name (paths, folders, globs), without files that runs wrote."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from bitnet.data import files, hub
 from bitnet.data.files import DataError
 
-PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
-LOG = "log.jsonl"  # of a run
-PYTHON = "pyvenv.cfg"  # in a virtual environment
+PACKED = b"\x89BITNET\n"  # first bytes of a packed model (export/FORMAT.md)
+LOG = "log.jsonl"  # the log of a run
+PYTHON = "pyvenv.cfg"  # marks a virtual environment
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-"""Folders of the standard library that are others' packages, tests, or generated tables."""
+"""Folders of the standard library with third-party packages, tests, or generated tables."""
 
 
 def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Counter[str] | None = None) -> list[Path]:
     """The files that paths, folders and globs name, each once; no source: Python's standard library.
 
-    Of folders and open globs those with a known suffix; a file that is named, and what a glob's own suffix names,
-    always. What a run wrote is left out of folders and globs. runs: gets the folders of such runs. others: gets the
-    suffixes of the files in folders that are of no known kind.
+    In folders and open globs only files with a known suffix count; a file that is named, or matched by a glob with its
+    suffix, always does. Files that a run wrote in folders and globs are left out. runs: receives the folders of such
+    runs. others: receives the suffixes of files of unknown kinds in folders.
     """
     runs = set() if runs is None else runs
     others = Counter() if others is None else others
@@ -41,7 +41,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
             raise DataError(f"no file, folder or glob matches {source!r}")
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise DataError(
-                f"{source!r} is a pipe or a device, expected a file: text is read several times; write it to one"
+                f"{source!r} is a pipe or a device, expected a file, as text is read several times; write it to one"
             )
         known = [path] if path.is_file() else []
         for match in named_so if not known else ():
@@ -64,10 +64,9 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
 
 
 def absolute(path: str, folder: Path | None = None) -> str:
-    """The absolute path of what a file, folder, glob or dataset names.
+    """The absolute path of a file, folder, glob or dataset.
 
-    What names nothing stays, to be shown as it was given. folder: where relative paths begin, and nowhere else; None:
-    where we are.
+    A name of nothing stays, to be shown as it was given. folder: the base of relative paths; None: the current folder.
     """
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
@@ -78,7 +77,7 @@ def absolute(path: str, folder: Path | None = None) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-    """The paths that match a glob. `glob` itself follows a link to a parent folder forty times, and two without end."""
+    """The paths that match a glob. `glob` itself follows a link to a parent folder forty times, and two forever."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return sorted(glob.glob(pattern))
@@ -98,8 +97,8 @@ def _is_packed(file: Path) -> bool:
 
 
 def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list[Path]]:
-    """The files below it that are text, also behind links, and the others. Not looked at: folders of such names, what
-    is hidden, and virtual environments of Python."""
+    """The text files below a folder, also through links, and the other files. Skipped: folders with the names
+    `without`, hidden ones, and virtual environments of Python."""
     found: list[Path] = []
     for place, folders, names in _places(folder, without, _cannot_read):
         if PYTHON in names and Path(place) != folder:
@@ -112,12 +111,12 @@ def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list
 def _places(
     root: str | Path, without: Collection[str] = (), failed: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Like `os.walk`, following links: the folder and those below it, each once, without hidden ones and those named in
+    """Like `os.walk`, following links: the folder and those below it, each once, without hidden ones and those in
     `without`."""
     seen = set()
     for place, folders, names in os.walk(root, onerror=failed, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
-            folders[:] = []  # a link to what was seen, perhaps to a folder that it is in
+            folders[:] = []  # a link to a folder already seen, perhaps a parent
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
@@ -129,7 +128,7 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether this is a file. Raises DataError: it is a broken link whose name promises text."""
+    """Whether this is a file. Raises DataError if it is a broken link with a text suffix."""
     nowhere = file.is_symlink() and not file.exists()
     if nowhere and files.is_known(file):
         raise DataError(
@@ -141,7 +140,7 @@ def _is_there(file: Path) -> bool:
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
     """Which of the files below `walked` lie in the folder of a run, and in which.
 
-    Of `walked` itself, which someone named, this is the log alone.
+    In `walked` itself, which the user named, only the log counts.
     """
     known: dict[Path, bool] = {}
     found = {}
@@ -157,7 +156,7 @@ def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether `bitnet train` wrote it: a log, and checkpoints."""
+    """Whether `bitnet train` wrote the folder: it has a log and checkpoints."""
     states = ("manifest.json", "state.json")
     return (folder / LOG).is_file() and any(
         (step / name).is_file() for step in folder.glob("step-*") for name in states

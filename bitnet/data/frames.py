@@ -1,4 +1,4 @@
-"""Texts to embed, in the form the engine gets them; and which things are equal."""
+"""Texts to embed, framed as the engine frames them; and which things are equal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bitnet_runtime.text import begun
 
 
 class Frame(NamedTuple):
-    """What stands around a text, as the engine puts it there (`bitnet_runtime.text`)."""
+    """The tokens around a text, as the engine adds them (`bitnet_runtime.text`)."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...] = ()
-    length: int = 0  # to which a text that becomes a vector is filled with `filling`, seen like any token; 0: it is not
+    length: int = 0  # texts to embed are padded to it with `filling`, which is not masked; 0: no padding
     filling: int = 0
-    left: bool = False  # of the text
+    left: bool = False  # pad on the left
 
     @classmethod
     def of(cls, words: Tokenizer, generation: Mapping[str, Any]) -> Self:
-        """generation: that of a packed file (export/FORMAT.md §5), `tokenizer.defaults` of a checkpoint."""
+        """generation: of a packed file (export/FORMAT.md §5), or `tokenizer.defaults` of a checkpoint."""
         plain = words.encode("a", add_special_tokens=False).ids
         full = begun(words.encode("a").ids, generation.get("bos_token_id"))
         at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
         return cls(before, behind, length, filling, left)
 
     def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
-        """A text with its frame, cut to fit."""
+        """A text with its frame, truncated to fit."""
         ids = [*self.before, *text[: context - self.size], *self.behind]
         more = [self.filling] * (self.length - len(ids))
         return np.array([*more, *ids] if self.left else [*ids, *more])
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
         return len(self.before) + len(self.behind)
 
     def check(self, context: int) -> None:
-        """Raises DataError: a text has no room."""
+        """Raises DataError if the frame leaves no room for a text."""
         if context <= self.size:
             raise DataError(
                 f"--context is {context}, and the tokens around a text take {self.size}; give {self.size + 1} or more"
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
 
 def same(things: Sequence[Hashable]) -> Tensor:
-    """Which of them are equal, bool (n, n)."""
+    """Which things are equal, bool (n, n)."""
     number_of: dict[Hashable, int] = {}
     number = torch.tensor([number_of.setdefault(each, len(number_of)) for each in things])
     return number == number[:, None]

@@ -1,10 +1,10 @@
-"""Datasets of the Hugging Face hub, or folders with one, read by the `datasets` library.
+"""Datasets on the Hugging Face hub, or in folders, read by the `datasets` library.
 
     hf:NAME  hf:NAME:SPLIT  hf:NAME:CONFIG:SPLIT      downloaded, and mapped from the library's cache
     hf-stream:…                                       read over the network, or from a folder, each time it is needed
 
-NAME is also a folder with files of the library's formats, or what its `save_to_disk` wrote. SPLIT is train where none
-is named.
+NAME may also be a folder with files in the library's formats, or one that its `save_to_disk` wrote. The default SPLIT
+is train.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def is_named(source: str) -> bool:
 
 
 def parts_of(source: str) -> tuple[str, str, list[str]]:
-    """ "hf:" or "hf-stream:"; NAME; CONFIG and SPLIT as far as they are there."""
+    """ "hf:" or "hf-stream:"; NAME; CONFIG and SPLIT if given."""
     kind, colon, rest = source.partition(":")
     name, *more = rest.split(":")
     return kind + colon, name, more
 
 
 def rows_of(source: str, column: str) -> Iterable[Any]:
-    """The rows of a dataset with one of their columns. Raises DataError: it cannot be read, or has no such column."""
+    """The rows of a dataset, only this column. Raises DataError if it cannot be read or has no such column."""
     kind, name, more = parts_of(source)
     *config, part = more or ["train"]
     if not name or not part or len(config) > 1:
@@ -55,7 +55,7 @@ def rows_of(source: str, column: str) -> Iterable[Any]:
 
 
 class _Named:
-    """Rows whose errors say where they come from: a stream is read, and may fail, while one goes through it."""
+    """Rows whose errors name their source: a stream may fail while it is iterated."""
 
     def __init__(self, source: str, rows: Iterable[Any]) -> None:
         self._source, self._rows = source, rows
@@ -67,14 +67,14 @@ class _Named:
                 row = next(rows)
             except StopIteration:
                 return
-            except Exception as error:  # of the network, a decompressor, a format: each library has its own
+            except Exception as error:  # network, decompression and format libraries each have their own
                 raise DataError(f"{self._source!r} cannot be read after row {number:,}: {error}") from error
             number += 1
             yield row
 
 
 def _saved(found: Any, source: str, part: str) -> Any:
-    """The split of what `save_to_disk` wrote: of one dataset, or of a dictionary of splits."""
+    """The split in what `save_to_disk` wrote: one dataset, or a dictionary of splits."""
     if not isinstance(found, dict):
         if found.split and str(found.split) != part:
             raise DataError(f"{source!r} cannot be read: it is the split {found.split} alone, expected {part}")

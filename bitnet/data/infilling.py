@@ -1,9 +1,9 @@
-"""Fill in the middle: some documents of a sequence have their middle at their end (arXiv 2207.14255).
+"""Fill in the middle: in some documents of a sequence the middle is moved to the end (arXiv 2207.14255).
 
-    <|fim_prefix|> what is before <|fim_suffix|> what is behind <|fim_middle|> the middle <|endoftext|>
+    <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|> middle <|endoftext|>
 
-Each sequence is a pure function of its number. Documents are cut as the sequence has them, not as files do: then
-all three parts are within the context.
+Each sequence is a pure function of its number. Documents are cut after they are put into sequences, so that all
+three parts are within the context.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bitnet.data.dataset import seed_of
 from bitnet.data.masked import View
 from bitnet.data.tokenizer import fim_tokens
 
-LEAST = 8  # tokens that a document must have to be cut
-WITHIN = 0.5  # of the cuts are within a token, if it has several characters: an editor asks in the midst of a word
+LEAST = 8  # fewest tokens of a document to be cut
+WITHIN = 0.5  # share of the cuts within a token of several characters, as editors ask in the middle of a word
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Infilling:
 
     share: float
     words: Tokenizer
-    first: int  # before every document
-    end: int  # behind a middle
+    first: int  # token before every document
+    end: int  # token after a middle
     seed: int
-    then: View | None = None  # another view, of what this one makes
+    then: View | None = None  # another view, applied to the result
 
     def __call__(self, inputs_BT: Tensor, next_BT: Tensor, numbers: Sequence[int]) -> tuple[Tensor, ...]:
         rows = torch.cat([inputs_BT, next_BT[:, -1:]], 1).tolist()
@@ -47,12 +47,12 @@ class Infilling:
         return fim_tokens(self.words)
 
     def _row(self, row: list[int], number: int) -> list[int]:
-        """The same number of tokens; if a document becomes longer, the end of the sequence is lost."""
+        """A row of the same length; if a document becomes longer, the end of the row is lost."""
         rng, out = random.Random(seed_of(self.seed, number)), list[int]()
         for document in self._documents(row):
             head = document[:1] if document[0] == self.first else []
             body = document[len(head) :]
-            if out[-1:] == head:  # the middle before it ended so
+            if out[-1:] == head:  # the preceding middle already ended with this token
                 head = []
             room = len(row) - len(out) - len(head)
             chosen = len(body) >= LEAST and rng.random() < self.share
@@ -65,7 +65,7 @@ class Infilling:
             yield row[begin:end]
 
     def _moved(self, body: list[int], room: int, rng: random.Random) -> list[int]:
-        """The three parts with their marks, in at most `room` tokens; none: the middle alone takes more."""
+        """The three parts with their marks, in at most `room` tokens; empty if the middle alone takes more."""
         a, b = sorted(rng.sample(range(len(body) + 1), 2))
         before, middle, behind = body[:a], body[a:b], body[b:]
         left, right = self._parted(body[a], rng)
@@ -82,7 +82,7 @@ class Infilling:
         return moved if len(moved) <= room else []
 
     def _parted(self, token: int, rng: random.Random) -> tuple[list[int], list[int]]:
-        """A token split by a cut into two texts."""
+        """The tokens before and after a cut at, or within, a token."""
         place = rng.random()
         text = self.words.decode([token])
         if rng.random() >= WITHIN or len(text) < 2:

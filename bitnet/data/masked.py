@@ -1,8 +1,8 @@
-"""Sequences of which only some targets count, or whose tokens are hidden. Each is a pure function of its number.
+"""Sequences with masked tokens, or in which only some targets count. Each is a pure function of its number.
 
-Masked language modelling: 15 of 100 positions count. Of these 80 of 100 become the mask token, 10 another token
-drawn at random, and 10 stay as they are (arXiv 1810.04805 §3.1).
-A prefix: the tokens of a beginning of random length see each other, and what follows is learnt (arXiv 1910.10683 §3.2).
+Masked language modelling: 15 % of the positions count. Of these 80 % become the mask token, 10 % a random token,
+and 10 % stay unchanged (arXiv 1810.04805 §3.1).
+Prefix: the tokens of a prefix of random length see each other, and the rest is learnt (arXiv 1910.10683 §3.2).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bitnet.data.dataset import IGNORED, Batches, Tokens, seed_of
 SHARE, HIDDEN, RANDOM = 0.15, 0.8, 0.1
 
 View = Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, ...]]
-"""Inputs and next tokens (B, T), and the sequences' numbers: to inputs, targets, and what else a model is told."""
+"""Maps inputs and next tokens (B, T), and sequence numbers, to inputs, targets and further arguments of a model."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Inputs with hidden tokens, and these as targets. In their place: `mask`, or one of the first `vocab_size`."""
+    """Inputs with masked tokens, and these as targets. They become `mask` or one of the first `vocab_size` tokens."""
 
     mask: int
     vocab_size: int
@@ -46,14 +46,14 @@ class Masking:
 
 @dataclass(frozen=True)
 class Prefixing:
-    """Inputs, the targets behind a prefix, documents (a row is one), and the lengths of the prefixes (B,)."""
+    """Inputs, targets after a prefix, documents (one per row), and lengths of the prefixes (B,)."""
 
     seed: int
 
     def __call__(self, inputs_BT: Tensor, next_BT: Tensor, numbers: Sequence[int]) -> tuple[Tensor, ...]:
         n_tokens = inputs_BT.shape[1]
         prefix_B = torch.tensor([self._length(n_tokens, number) for number in numbers])
-        inside = torch.arange(n_tokens) < prefix_B[:, None] - 1  # its last token says what follows it
+        inside = torch.arange(n_tokens) < prefix_B[:, None] - 1  # the last token of the prefix predicts the next one
         return inputs_BT, torch.where(inside, IGNORED, next_BT), torch.zeros_like(inputs_BT), prefix_B
 
     def _length(self, n_tokens: int, number: int) -> int:
@@ -63,7 +63,7 @@ class Prefixing:
 
 @dataclass(frozen=True)
 class Apart:
-    """Inputs, next tokens, and documents: a new one begins with each token `first`."""
+    """Inputs, next tokens, and documents: each token `first` starts a new one."""
 
     first: int
 
@@ -72,7 +72,7 @@ class Apart:
 
 
 class ViewedBatches(Batches):
-    """Sequence n as `Batches` cuts it, in another view."""
+    """Sequence n as in `Batches`, through a view."""
 
     def __init__(self, tokens: Tokens, batch: int, context: int, seed: int, view: View) -> None:
         super().__init__(tokens, batch, context, seed)
@@ -85,7 +85,7 @@ class ViewedBatches(Batches):
 
 @dataclass(frozen=True)
 class ViewedTokens:
-    """Text to evaluate on: the same tokens hidden, or as long a prefix, each time."""
+    """Text to evaluate on, through a view that is the same each time."""
 
     text: Tokens
     view: View

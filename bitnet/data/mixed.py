@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def counts(units: Sequence[int], n: int) -> list[int]:
-    """How many of the first n sequences come from each source: as nearly as can be what their weights say.
+    """How many of the first n sequences come from each source: as close as possible to their weights.
 
     The next one always comes from the source with the largest weight / (2 × its count + 1): Sainte-Laguë.
     """
     total, k = sum(units), len(units)
-    reached = max(0, n - k)  # all up to a common quotient; few are left
+    reached = max(0, n - k)  # computed directly up to a common quotient; few remain for the loop
     found = [(2 * reached * unit + total) // (2 * total) for unit in units]
     while sum(found) < n:
         found[_next(units, found)] += 1
@@ -37,7 +37,7 @@ def _next(units: Sequence[int], found: Sequence[int]) -> int:
 
 
 class Mixed:
-    """Sequence n of a mixture. `course`: from which sequence on there were which weights; may grow at its end."""
+    """Sequence n of a mixture. `course`: (first sequence, weights) of each stage so far; more may be appended."""
 
     def __init__(self, tokens: Sources, batch: int, context: int, seed: int, view: View | None = None) -> None:
         self.tokens, self.batch, self.context, self.view = tokens, batch, context, view
@@ -51,18 +51,18 @@ class Mixed:
 
     @property
     def per_epoch(self) -> float:
-        """Sequences after which, with the newest weights, one of the sources has been seen whole."""
+        """Sequences after which, with the newest weights, the first of the sources has been seen completely."""
         weights = self.course[-1][1]
         shares = zip(self._names, self._each, strict=True)
         return min(each.per_epoch / weights[name] for name, each in shares if weights[name])
 
     def passes(self, n: int) -> float:
-        """How often that source was seen in the first n sequences which was seen most."""
+        """How many epochs of the most repeated source the first n sequences contain."""
         _, _, found = self._before(n)
         return max(count / each.per_epoch for count, each in zip(found, self._each, strict=True))
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """Inputs and targets of the sequences from `first` to before `last`, and what else a model is told."""
+        """Inputs, targets and further model arguments of the sequences from `first` to before `last`."""
         import torch
 
         inputs_NT, targets_NT = (torch.empty(last - first, self.context, dtype=torch.int64) for _ in range(2))
@@ -76,12 +76,13 @@ class Mixed:
         return self.view(inputs_NT, targets_NT, range(first, last)) if self.view else (inputs_NT, targets_NT)
 
     def _source(self, n: int) -> int:
-        """The one that sequence n comes from."""
+        """The index of the source of sequence n."""
         units, inside, _ = self._before(n)
         return _next(units, counts(units, inside))
 
     def _before(self, n: int) -> tuple[list[int], int, list[int]]:
-        """The weights at sequence n, how many have them before it, and how many of all come from each source."""
+        """The weights at sequence n, how many earlier sequences have them, and how many of all earlier ones come from
+        each source."""
         total, units, begin = [0] * len(self._names), [0] * len(self._names), 0
         ends = [*(begin for begin, _ in self.course[1:]), n]
         for (begin, weights), end in zip(self.course, ends, strict=True):

@@ -1,7 +1,7 @@
-"""Several sources of text in one run, each with its share of the sequences, which may change from stage to stage.
+"""Several sources of text in one run, each with a share of the sequences, which may change from stage to stage.
 
     [sources.code]
-    data = ["src", "hf:of/others"]           # as --data; paths are seen from the folder of this file
+    data = ["src", "hf:of/others"]           # as --data; paths are relative to the folder of this file
     column = "content"                       # as --column
     [sources.prose]
     data = ["books.parquet"]
@@ -9,11 +9,11 @@
     [[stages]]
     until = 0.7                              # share of the run; from 1,000 on tokens
     weights = { code = 0.7, prose = 0.3 }
-    [[stages]]                               # the last one lasts to the end
+    [[stages]]                               # the last one lasts until the end
     weights = { code = 0.2, prose = 0.8 }
 
-Which source sequence n comes from follows from n and from the steps at which the weights changed, which the state of
-a run records as its course. So a run that goes on sees what one that was never interrupted would have seen.
+The source of sequence n follows from n and from the steps at which the weights changed, which the state of a run
+records as its course. So a resumed run sees what an uninterrupted one would have seen.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 Weights = dict[str, float]
 """Shares of the sequences, by source; their sum is 1."""
-UNITS = 1_000_000  # of which a weight is a whole number, so that counting them is exact
-MOST = 1e15  # of a weight, which may be a number of tokens
-LEAST_TOKENS = 1000  # from which on `until` is no share
+UNITS = 1_000_000  # weights are multiples of 1/UNITS, so that counting is exact
+MOST = 1e15  # largest weight, which may be a number of tokens
+LEAST_TOKENS = 1000  # from here on `until` is a number of tokens, not a share
 
 
 # ---- the file ----
@@ -76,7 +76,7 @@ class Mixture:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], folder: Path | None = None) -> Self:
-        """Of a table. folder: from which relative paths are seen; None: they are absolute."""
+        """A mixture from a table. folder: the base of relative paths; None: all are absolute."""
         _check_names(found, "the file", {"sources": dict, "stages": list})
         sources, stages = {}, []
         for name, said in found["sources"].items():
@@ -124,7 +124,7 @@ class Mixture:
         return found
 
     def weights_at(self, share: float, tokens: float) -> Weights:
-        """The weights of the stage at a place of the run."""
+        """The weights of the stage at a place in the run."""
         for stage in self.stages[:-1]:
             if (tokens if stage.until >= LEAST_TOKENS else share) < stage.until:
                 return stage.weights
@@ -137,7 +137,7 @@ KINDS: dict[Any, str] = {dict: "a table", list: "a list", str: "text"}
 def _check_names(
     found: Any, what: str, needed: Mapping[str, type | tuple[type, ...]], others: Mapping[str, type] | None = None
 ) -> None:
-    """Raises DataError: a table lacks a name, or has one that nobody knows, or of another type."""
+    """Raises DataError if a table lacks a name, or has an unknown one, or a value of another type."""
     known = {**(others or {}), **needed}
     if not isinstance(found, dict):
         raise DataError(f"{what} is {found!r:.80}, expected a table")
@@ -167,7 +167,7 @@ def _shares(weights: Mapping[str, Any], names: Sequence[str], what: str) -> Weig
 
 @dataclass(frozen=True)
 class Sources:
-    """The token ids of a mixture on one side, for training or for validation."""
+    """The token ids of one side of a mixture, training or validation."""
 
     mixture: Mixture
     parts: dict[str, Tokens]
@@ -175,7 +175,7 @@ class Sources:
 
     @property
     def seen(self) -> dict[str, Tokens | ViewedTokens]:
-        """What to evaluate on, by source."""
+        """The data to evaluate on, by source."""
         from bitnet.data.masked import ViewedTokens
 
         return {name: ViewedTokens(part, self.view) if self.view else part for name, part in self.parts.items()}
@@ -197,14 +197,14 @@ class Sources:
 
     @property
     def weights(self) -> Weights:
-        """By which the losses on held-out text are put together: of the last stage, which is what a run is for."""
+        """The weights of the mean held-out loss: those of the last stage, which the run aims at."""
         return self.mixture.stages[-1].weights
 
     def to_dict(self) -> dict[str, Any]:
         return {name: part.to_dict() for name, part in self.parts.items()}
 
     def times(self, tokens: int) -> dict[str, float]:
-        """How often each source is seen by a run of so many tokens."""
+        """How many times a run of `tokens` tokens sees each source."""
         seen, before = dict.fromkeys(self.parts, 0.0), 0.0
         for stage in self.mixture.stages:
             end = tokens if stage is self.mixture.stages[-1] else stage.until

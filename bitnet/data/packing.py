@@ -1,7 +1,7 @@
-"""Rows that hold several texts of any length, and batches of such rows.
+"""Packing: rows that hold several texts of any length, and batches of such rows.
 
-`Transformer` keeps the texts of a row apart by their numbers: each sees itself alone, at the positions it would have
-alone, so that packing changes no logit.
+`Transformer` keeps the texts of a row apart by their numbers: each sees only itself, at positions from 0, so that
+packing changes no logit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dialogue(NamedTuple):
-    """Token ids, and which of them are learnt."""
+    """Token ids, and which of them are targets."""
 
     ids: NDArray[np.int32]
     counts: NDArray[np.bool_]
@@ -37,11 +37,11 @@ class Packed(Protocol):
         """The number of rows of `context` tokens."""
 
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
-        """Inputs, targets, and what else the model is told of these rows."""
+        """Inputs, targets and further model arguments of these rows."""
 
 
 def best_fit(lengths: Mapping[int, int], context: int, alone: bool = False) -> list[list[int]]:
-    """Which texts share a row: the longest first, each into the fullest row that takes it. alone: none does."""
+    """Which texts share a row: the longest first, each into the fullest row with room. alone: none share."""
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # room, row; sorted
     for i in sorted(lengths, key=lambda i: -lengths[i]):
@@ -57,7 +57,7 @@ def best_fit(lengths: Mapping[int, int], context: int, alone: bool = False) -> l
 def filled(rows: Sequence[Iterable[tuple[int, Dialogue]]], context: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(rows), context) each.
 
-    rows: the texts of each with their numbers; what has no room loses its end. Filling is document -1.
+    rows: the texts of each with their numbers; a text longer than the context is truncated. Padding is document -1.
     """
     import torch
 

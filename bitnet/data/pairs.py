@@ -1,8 +1,8 @@
-"""Pairs of texts that belong together, for contrastive learning.
+"""Pairs of matching texts, for contrastive learning.
 
-They come from .jsonl files of which every line is an object with two texts, such as {"question": "…", "answer": "…"}.
-Any other text gives adjacent pieces of the same document. A pair is kept as token ids like everything else
-(`bitnet.data.dataset`): two documents of a pair follow each other, and of other text each document is cut.
+They come from .jsonl files in which every line is an object with two texts, such as {"question": "…", "answer": "…"}.
+Any other text gives adjacent pieces of the same document. Pairs are stored as token ids like everything else
+(`bitnet.data.dataset`): the two texts of a pair are adjacent documents; documents of other text are cut into pieces.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from bitnet.data.dataset import Shuffled, Tokens
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.frames import Frame, same
 
-LEAST = 8  # tokens of a piece: less says nothing of its document
+LEAST = 8  # fewest tokens of a piece: less says little about its document
 
 
 # ---- files ----
 
 
 def files_of(sources: Sequence[str]) -> list[Path]:
-    """The .jsonl files with pairs that sources name; none where they are other text.
+    """The .jsonl files with pairs that sources name; empty if they are other text.
 
-    Raises DataError: there are both.
+    Raises DataError if there are both.
     """
     if not sources or any(map(hub.is_named, sources)):
         return []
@@ -51,11 +51,11 @@ def _begins_with_a_pair(file: Path) -> bool:
 
 
 class Joined:
-    """The pairs of files, each as one text, so that what splits texts keeps a pair together."""
+    """The pairs of files, each as one text, so that splitting texts keeps pairs together."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.names: tuple[str, str] | None = None  # of the fields, when one was read
+        self.names: tuple[str, str] | None = None  # names of the fields, once a record was read
 
     def __iter__(self) -> Iterator[str]:
         for file in self._files:
@@ -65,7 +65,7 @@ class Joined:
 
 
 def _pair(record: Any, where: str, names: tuple[str, str] | None) -> tuple[tuple[str, str], list[str]]:
-    """The names of the two fields, those of the first record, and what a record has there."""
+    """The names of the two fields, taken from the first record, and their texts in this record."""
     texts = record if isinstance(record, dict) else {}
     if names is None:
         first, second = (name for name, value in texts.items() if isinstance(value, str))
@@ -92,7 +92,7 @@ class Separate:
 
 
 def separate(train: corpus.Texts, held_out: corpus.Texts) -> tuple[Separate, Separate]:
-    """Both sides of split pairs. Raises DataError: there are too few to hold some out."""
+    """Both sides of split pairs. Raises DataError if there are too few to hold some out."""
     if train.cut[0] >= 0:
         n = len(train.digests)
         raise DataError(f"{n:,} pairs of texts, none of which happens to be held out; add data, or raise --validation")
@@ -106,8 +106,8 @@ class Pairs:
     """Pairs in token ids. The counterpart of `bitnet.data.dataset.Tokens`."""
 
     def __init__(self, tokens: Tokens, first: int, given: bool, frame: Frame) -> None:
-        """first: the token that parts documents. given: each two of them are a pair; else each is cut into some.
-        frame: what stands around a text."""
+        """first: the token between documents. given: adjacent documents are a pair; otherwise each document is cut into
+        pairs. frame: the tokens around a text."""
         self.text, self.first, self.given, self.frame = tokens, first, given, frame
         self.digest, self.n_tokens = tokens.digest, tokens.n_tokens
         starts = np.flatnonzero(tokens.ids == first)
@@ -118,17 +118,17 @@ class Pairs:
         return len(self._places(context))
 
     def tokens_each(self, context: int) -> int:
-        """Of a pair."""
+        """Tokens of a pair."""
         return 2 * context
 
     def alike(self, indices: Sequence[int]) -> Tensor:
-        """Which of the first texts belong to which of the second (n, n), counting equal texts."""
+        """Which first texts match which second texts (n, n), where equal texts match, too."""
         places = self._cut[1][list(indices)]
         return same([self._ids(*place[:2]) for place in places]) | same([self._ids(*place[2:]) for place in places])
 
     def rows(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, int64 (2n, context): first texts, then those that belong to them; targets (n,): whose vector is
-        nearest; documents (2n, context), 0 for the text and 1 for what fills the row up."""
+        """Inputs, int64 (2n, context): first texts, then their partners; targets (n,): index of the partner; documents
+        (2n, context), 0 for the text and 1 for padding."""
         places = self._places(context)[list(indices)]
         inputs = torch.full((2 * len(places), context), self.first)
         documents = torch.ones_like(inputs)
@@ -153,7 +153,7 @@ class Pairs:
         return self._cut[1]
 
     def _pieces(self, most: int) -> Iterator[NDArray[np.int64]]:
-        """Of each document an even number of pieces of at most so many tokens, as long as each other."""
+        """For each document an even number of equally long pieces of at most `most` tokens."""
         for start, end in self._documents:
             n_pairs = -(-(end - start) // (2 * most))
             if n_pairs and end - start >= 2 * LEAST:

@@ -1,12 +1,12 @@
-"""Records of pictures and texts in files: where they are, what they say, and what is wrong with a bad one.
+"""Records of images and texts in files: finding, reading and checking them.
 
-A record is some pictures, what is asked of them, and the answer. A caption is an answer that nothing asks for. Records
-are the lines of .jsonl files and the rows of .csv files, with paths relative to the file, or the pictures of a folder:
+A record has images, a question about them, and the answer. A caption is an answer without a question. Records are the
+lines of .jsonl files and the rows of .csv files, with paths relative to the file, or the images of a folder:
 
     {"image": "a.png", "caption": "a red ring"}              also "text"
     {"image": "a.png", "prefix": "how many?", "suffix": "3"} also "question" and "answer"
     {"images": ["a.png", "b.png"], "prefix": "which is older?", "suffix": "the second"}
-    a.png and beside it a.txt, which holds the caption
+    a.png next to a.txt, which holds the caption
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitnet.data.finding import LOG, matches
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-"""Of the pictures that are looked for in a folder. One that a record names is read whatever its name."""
+"""Suffixes of images in a folder. An image that a record names may have any name."""
 RECORDS = (".jsonl", ".csv")
 ANSWERS, QUESTIONS = ("caption", "text", "suffix", "answer"), ("prefix", "question")
 URL = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -32,28 +32,28 @@ EXPECTED = 'expected "image" and "caption", or "image", "prefix" and "suffix"'
 
 class Record(NamedTuple):
     images: tuple[Path, ...]
-    prefix: str  # "" of a caption
+    prefix: str  # "" for a caption
     suffix: str
     where: str  # file and line, for messages
 
 
 class Problems(list[str]):
-    """What is wrong with records: all of it in one error, or what was found until there were MOST."""
+    """Problems with records, raised as one error, at the latest when there are MOST."""
 
     MOST = 10
 
     def add(self, error: Exception, of: int) -> None:
-        """of: so many records were read."""
+        """of: the number of records read so far."""
         self.append(str(error))
         if len(self) == self.MOST:
             self.refuse(of)
 
     def refuse(self, of: int) -> None:
-        """Raises DataError, if there are any."""
+        """Raises DataError if there are any."""
         if len(self) == 1:
             raise DataError(self[0])
         if self:
-            places: dict[str, list[str]] = {}  # of each fault
+            places: dict[str, list[str]] = {}  # by fault
             for where, _, fault in (problem.partition(": ") for problem in self):
                 places.setdefault(fault, []).append(where)
             said = "; ".join(f"{', '.join(where)}: {fault}" for fault, where in places.items())
@@ -72,7 +72,7 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
         elif kind_of(path) in RECORDS:
             yield from _files([path])
         else:
-            raise DataError(f"{path} is no .jsonl file, .csv file or folder, expected records of images and texts")
+            raise DataError(f"{path} is not a .jsonl file, .csv file or folder, expected records of images and texts")
 
 
 def _named(source: str) -> list[Path]:
@@ -83,7 +83,7 @@ def _named(source: str) -> list[Path]:
 
 
 def captions(records: Iterable[Record]) -> Iterator[Record]:
-    """The same, each of one image. Raises DataError naming those that are not."""
+    """The same records. Raises DataError naming those without exactly one image."""
     expected = "and --objective contrastive learns which text belongs to which; give one each, or --objective next"
     problems, n = Problems(), 0
     for n, record in enumerate(records, 1):
@@ -109,7 +109,7 @@ def _files(files: Iterable[Path]) -> Iterator[Record]:
 
 
 def _filled(file: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a table. An empty cell says nothing."""
+    """The rows of a table, without empty cells."""
     return (({name: cell for name, cell in row.items() if cell}, where) for row, where in rows_of(file))
 
 
@@ -161,7 +161,7 @@ def is_file(path: Path) -> bool:
 
 
 def _problem(text: Any, empty: bool) -> str:
-    """What is wrong with a text, which may be empty or not; "" if nothing is."""
+    """What is wrong with a text; "" if nothing is. empty: whether it may be empty."""
     if not isinstance(text, str) or not (empty or text.strip()):
         return f"is {text!r:.80}, expected a text" + " that is not empty" * (not empty)
     if IMAGE in text:

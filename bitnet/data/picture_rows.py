@@ -1,12 +1,12 @@
-"""Records of pictures and texts as rows of tokens and the pictures that belong to them.
+"""Records of images and texts as rows of tokens with their images.
 
-Captions, for contrastive learning: row n is a text, picture n the one it belongs to.
-Answers, to learn what comes next, as PaliGemma (arXiv 2407.07726 §3.1):
+Captions, for contrastive learning: row n is a text, image n its partner.
+Answers, for next-token prediction, as in PaliGemma (arXiv 2407.07726 §3.1):
 
-    <image> × N of each picture, start token, what is asked, new line, answer, end token
+    <image> × N for each image, start token, question, line break, answer, end token
 
-There is a start token where the packed file names one: what is learnt is what the engine is asked (`Frame`). All before
-the answer is the prefix, whose tokens see each other; the answer and the end token are learnt.
+There is a start token if the packed file names one, as training uses the prompts of the engine (`Frame`). Everything
+before the answer is the prefix, whose tokens see each other; the answer and the end token are learnt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitnet.data.frames import Frame, same
 from bitnet.data.pictures import Pictures, Sight
 
 Look = Callable[[Tensor, int], Tensor]
-"""How the pictures of record n of a batch are seen, values 0 to 1."""
+"""Augments the images of record n of a batch, values 0 to 1."""
 
 
 def as_they_are(pixels: Tensor, _: int) -> Tensor:
@@ -36,7 +36,7 @@ class Rows:
     """Records in token ids and bytes. The counterpart of `bitnet.data.dataset.Tokens`."""
 
     def __init__(self, pictures: Pictures, sight: Sight, first: int) -> None:
-        """first: the token that parts texts on disk."""
+        """first: the token between texts on disk."""
         self.pictures, self.sight, self.first, self.digest = pictures, sight, first, pictures.digest
         ids = pictures.text.ids
         starts = np.flatnonzero(ids == first)
@@ -46,23 +46,23 @@ class Rows:
         self.n_tokens = len(ids) + len(pictures.owners) * sight.n_tokens
 
     def ids(self, record: int, part: int) -> NDArray[np.int64]:
-        """Of the prefix (0) or the answer (1)."""
+        """Token ids of the prefix (0) or the answer (1)."""
         start, end = self.documents[record, part]
         found: NDArray[np.int64] = self.pictures.text.ids[start:end].astype(np.int64)
         return found
 
     def images(self, record: int) -> NDArray[np.int32]:
-        """Which pictures a record has."""
+        """The indices of a record's images."""
         found: NDArray[np.int32] = self.pictures.owners[self.owned[record] : self.owned[record + 1], 1]
         return found
 
     def pixels(self, records: Sequence[int], look: Look = as_they_are) -> Tensor:
-        """All their pictures in order, (n, C, S, S), less the mean and divided by the deviation."""
+        """All their images in order, (n, C, S, S), normalized: (x − mean) / std."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.sight.pixel_mean, self.sight.pixel_std))
         return (self.values(records, look) - mean) / std
 
     def values(self, records: Sequence[int], look: Look = as_they_are) -> Tensor:
-        """All their pictures in order, (n, C, S, S), from 0 to 1."""
+        """All their images in order, (n, C, S, S), from 0 to 1."""
         parts = [torch.empty(0, *self.pictures.shape)]
         for n, record in enumerate(records):
             if len(own := self.images(record)):
@@ -71,7 +71,7 @@ class Rows:
 
 
 class Captions(Rows):
-    """Each picture with its text, of records that have one each (`picture_files.captions`)."""
+    """Pairs of image and text, from records with one of each (`picture_files.captions`)."""
 
     def __init__(self, pictures: Pictures, sight: Sight, first: int, frame: Frame) -> None:
         super().__init__(pictures, sight, first)
@@ -82,21 +82,21 @@ class Captions(Rows):
         return len(self.documents)
 
     def tokens_each(self, context: int) -> int:
-        """Of a text and its image."""
+        """Tokens of a text and its image."""
         return context + self.sight.n_tokens
 
     def text(self, record: int, context: int) -> NDArray[np.int64]:
-        """Its tokens, and what stands around them."""
+        """Its tokens with their frame."""
         return self.frame.around(self.ids(record, 1), context)
 
     def alike(self, indices: Sequence[int]) -> Tensor:
-        """Which pictures belong to which texts (n, n): those of equal records are as good as its own."""
+        """Which images match which texts (n, n); equal images or texts match each other's partners."""
         texts = [self.ids(record, 1).tobytes() for record in indices]
         return same(texts) | same([int(self.images(record)[0]) for record in indices])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
-        """Inputs (n, T), targets (n,): whose picture belongs to it; documents, 1 for what fills a row up; prefixes of
-        none; pictures (n, C, S, S). T: of the longest text, at most the context."""
+        """Inputs (n, T), targets (n,): index of the matching image; documents, 1 for padding; prefix lengths, all 0;
+        images (n, C, S, S). T: length of the longest text, at most the context."""
         texts = [self.text(record, context) for record in indices]
         inputs = torch.full((len(texts), max(map(len, texts))), self.first)
         documents = torch.ones_like(inputs)
@@ -107,10 +107,10 @@ class Captions(Rows):
 
 
 class Answers(Rows):
-    """Pictures, what is asked of them, and the answer."""
+    """Images, questions about them, and the answers."""
 
     def __init__(self, pictures: Pictures, sight: Sight, first: int, frame: Frame, end: int, image: int) -> None:
-        """end: the token after an answer; image: the one that stands where a model is given what it sees."""
+        """end: the token after an answer; image: the token whose rows are replaced by image vectors."""
         super().__init__(pictures, sight, first)
         self.frame, self.end, self.image = frame, end, image
         of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)
@@ -123,13 +123,13 @@ class Answers(Rows):
         return self.pictures.text.bytes_per_token
 
     def fitting(self, context: int) -> NDArray[np.int64]:
-        """The records of at most so many tokens."""
+        """The records that fit the context."""
         if self._fitting[0] != context:
             self._fitting = context, np.flatnonzero(self.lengths <= context)
         return self._fitting[1]
 
     def count(self, context: int) -> int:
-        """Raises DataError: none fits."""
+        """The number of records that fit. Raises DataError if none does."""
         if not len(self.fitting(context)):
             raise DataError(
                 f"no record fits --context {context}: the shortest has {self.lengths.min()} tokens, "
@@ -138,14 +138,14 @@ class Answers(Rows):
         return len(self.fitting(context))
 
     def parts(self, record: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What stands before the answer, and the answer with its end."""
+        """The tokens before the answer, and the answer with its end token."""
         seen = [self.image] * (self.sight.n_tokens * len(self.images(record)))
         asked = [*self.frame.before, *self.ids(record, 0), *self.frame.behind]
         return np.array([*seen, *asked]), np.array([*self.ids(record, 1), self.end])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
-        """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills a row up; lengths of
-        the prefixes (n,); all pictures in order. T: of the longest record."""
+        """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for padding; lengths of the prefixes
+        (n,); all images in order. T: length of the longest record."""
         records = [int(self.fitting(context)[i]) for i in indices]
         inputs = torch.full((len(records), int(self.lengths[records].max())), self.first)
         targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)

@@ -1,13 +1,13 @@
-"""Conversations with pictures, to learn their answers.
+"""Conversations with images, of which the answers are learnt.
 
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}},
                                                {"type": "text", "text": "how many rings?"}]},
                   {"role": "assistant", "content": "3"}, {"role": "user", "content": "of what colour?"}, …]}
 
-Parts are in the words of OpenAI or of Hugging Face ({"type": "image", "image": "a.png"}); a picture is a file, its path
-relative to that of the conversation. Tokens are those that the engine makes of the same messages. A causal model learns
-all answers of a conversation in one row; one with the mask "prefix", whose prompt is one prefix, each for itself. Rows
-of a conversation follow each other, and in a batch a picture is looked at once, however many of them show it.
+Parts have the format of OpenAI or Hugging Face ({"type": "image", "image": "a.png"}); an image is a file, its path
+relative to the conversation's file. Tokens are those that the engine produces for the same messages. A causal model
+learns all answers of a conversation in one row; one with the mask "prefix", whose prompt is one prefix, each in a
+separate row. Rows of a conversation are adjacent, and each image is encoded once per batch.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ CHATML = (
     "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""The template of a model that has none; IMAGE: the text of its image token."""
+"""The template of a model without one; IMAGE: the text of its image token."""
 
 
 def read(files: Iterable[Path]) -> Iterator[Record]:
-    """Conversations as records: their pictures, and as prefix their messages, in JSON, without them.
+    """Conversations as records: their images, and as prefix their messages without them, in JSON.
 
     Raises DataError naming file and line.
     """
@@ -72,7 +72,7 @@ def _is_file(folder: Path, name: object) -> bool:
 
 
 def _check(messages: Messages, where: str) -> None:
-    """Raises DataError: a part is neither a text nor an image, or an image is in an answer."""
+    """Raises DataError if a part is neither a text nor an image, or an image is in an answer."""
     for message in messages:
         if message["role"] == "assistant" and images_of([message]):
             raise DataError(f"{where}: an answer has an image, expected text alone; a question may have it")
@@ -82,7 +82,7 @@ def _check(messages: Messages, where: str) -> None:
 
 
 def texts(side: Side) -> Iterator[str]:
-    """All that is said."""
+    """All texts of the messages."""
     for record in side.records:
         for message in json.loads(record.prefix):
             content = message["content"]
@@ -90,7 +90,7 @@ def texts(side: Side) -> Iterator[str]:
 
 
 class _Encoder(Encoder):
-    """Messages with images to token ids, the image token where vectors of images stand."""
+    """Encodes messages with images to token ids, with the image token where image vectors go."""
 
     def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any], image: int, n_tokens: int) -> None:
         super().__init__(words, template, generation)
@@ -112,8 +112,8 @@ class Talks:
         self, side: Side, file: Path, sight: Sight, words: Tokenizer, template: str, generation: dict[str, Any],
         image: int, prefix: bool,
     ) -> None:  # fmt: skip
-        """file: of `pictures.decode`; image: the token that stands where a model is given what it sees; prefix: the
-        model's mask is that."""
+        """file: from `pictures.decode`; image: the token whose rows are replaced by image vectors; prefix: whether the
+        model has the mask "prefix"."""
         self.sight, self.image = sight, image
         self.pixels_on_disk = mapped(file, np.uint8, (sight.channels, sight.image_size, sight.image_size))
         owners = mapped(file.with_suffix(".owners"), np.int32, (2,))
@@ -121,7 +121,7 @@ class Talks:
         for record, picture in owners.tolist():
             self._pictures[record].append(picture)
         encoder = _Encoder(words, template, generation, image, sight.n_tokens)
-        self._all: list[tuple[int, Dialogue]] = []  # the number of the conversation with each
+        self._all: list[tuple[int, Dialogue]] = []  # number of the conversation, row
         recipe = hashlib.sha256(words.to_str().encode() + file.name.encode())
         for number, record in enumerate(side.records):
             talk = Conversation(json.loads(record.prefix), record.where)
@@ -136,11 +136,11 @@ class Talks:
         return len(self._all)
 
     def fitting(self, context: int) -> list[int]:
-        """The rows of at most so many tokens."""
+        """The rows that fit the context."""
         return [i for i, (_, dialogue) in enumerate(self._all) if len(dialogue.ids) - 1 <= context]
 
     def count(self, context: int) -> int:
-        """Raises DataError: none fits."""
+        """The number of rows that fit. Raises DataError if none does."""
         if not (fitting := self.fitting(context)):
             shortest = min(len(dialogue.ids) for _, dialogue in self._all) - 1
             raise DataError(
@@ -150,23 +150,23 @@ class Talks:
         return len(fitting)
 
     def conversation(self, i: int) -> int:
-        """That of a row, a number."""
+        """The number of the conversation of a row."""
         return self._all[i][0]
 
     def rows(
         self, indices: Iterable[int], context: int, look: Callable[[Tensor, int], Tensor] | None = None
     ) -> tuple[Tensor, ...]:
-        """Of rows of `fitting`: inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills
-        a row up; lengths of the prefixes (n,); pictures, and which of them stand in the places of the rows, in order.
+        """For rows of `fitting`: inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for padding;
+        lengths of the prefixes (n,); images, and the index of the image at each place of the rows, in order.
 
-        look: how the pictures of row n of these are seen, those of a conversation alike; None: as they are.
+        look: augments the images of row n of these, equally within a conversation; None: no augmentation.
         """
         fitting = self.fitting(context)
         chosen = [self._all[fitting[i]] for i in indices]
         inputs = torch.zeros(len(chosen), max(len(dialogue.ids) for _, dialogue in chosen) - 1, dtype=torch.int64)
         targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
         prefix, which = torch.empty(len(chosen), dtype=torch.int64), []
-        seen: dict[tuple[int, int], Tensor] = {}  # by conversation, where each is looked at in its own way, and picture
+        seen: dict[tuple[int, int], Tensor] = {}  # by conversation, if augmented, and image
         places: dict[tuple[int, int], int] = {}
         for row, (number, dialogue) in enumerate(chosen):
             ids, counts = (torch.from_numpy(part) for part in dialogue)
@@ -200,7 +200,7 @@ class Batches:
 
         @lru_cache(2)
         def of_epoch(epoch: int) -> list[tuple[int, int]]:
-            """Its rows, and the number of the conversation among all that were visited."""
+            """The rows of an epoch, each with the number of its conversation's visit over all epochs."""
             visits = range(epoch * len(groups), (epoch + 1) * len(groups))
             return list(itertools.chain.from_iterable([(i, visit) for i in groups[order[visit]]] for visit in visits))
 
@@ -211,7 +211,7 @@ class Batches:
         return self.sequences(i * self.batch, (i + 1) * self.batch)
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """`Talks.rows` of those from `first` to before `last`."""
+        """`Talks.rows` of the rows from `first` to before `last`."""
         chosen = [self._of_epoch(n // self.per_epoch)[n % self.per_epoch] for n in range(first, last)]
 
         def look(pixels: Tensor, row: int) -> Tensor:

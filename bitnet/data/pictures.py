@@ -1,8 +1,8 @@
-"""Pictures and texts of records (`bitnet.data.picture_files`): which are held out, and how they are kept.
+"""Images and texts of records (`bitnet.data.picture_files`): which are held out, and how they are stored.
 
-Pictures are decoded once, as the engine decodes them (`bitnet_runtime.images`), to bytes in a file of the run folder,
-from which they are mapped like the token ids beside them. Records that share a picture stay together, directly or by
-way of others, and their pictures decide by hash whether they are for training or for validation: none is on both sides.
+Images are decoded once, as the engine decodes them (`bitnet_runtime.images`), to bytes in a file of the run folder,
+which is memory-mapped like the token ids. Records that share an image, directly or through others, form a group. The
+hash of a group's images decides whether it is for training or validation, so no image is on both sides.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Side(NamedTuple):
 def split(
     records: Iterable[Record], validation: float, say: Callable[[str], object] = lambda _: None
 ) -> tuple[Side, Side]:
-    """For training and for validation, by the hash of the pictures (of the texts where there are none): of both one
-    group of records that share pictures at least, and of more than two two for validation; more than half of all
-    records is for training. Equal records are dropped, which `say` is told."""
+    """Training and validation records, split by the hash of their images (of the texts if there are none).
+
+    Each side has at least one group of records that share images, validation two if there are more than two; a group
+    with more than half of all records is for training. Equal records are dropped, which `say` reports."""
     digest_of, n = cache(sha256), 0
     unique: dict[tuple[tuple[bytes, ...], bytes], Record] = {}
     for record in records:
@@ -73,8 +74,8 @@ def split(
 
 
 def _joined(sets: Iterable[tuple[bytes, ...]]) -> dict[bytes, bytes]:
-    """Of each picture the smallest that it is joined to by sets that share one."""
-    before: dict[bytes, bytes] = {}  # a smaller one, or itself
+    """For each image the smallest one in its group: sets that share an image are joined."""
+    before: dict[bytes, bytes] = {}  # union-find parent: a smaller one, or itself
 
     def smallest(image: bytes) -> bytes:
         while before.setdefault(image, image) != image:
@@ -88,7 +89,7 @@ def _joined(sets: Iterable[tuple[bytes, ...]]) -> dict[bytes, bytes]:
 
 
 def every(records: Iterable[Record]) -> Side:
-    """Every record, as it is."""
+    """All records as one side."""
     digest_of, all_of_them = cache(sha256), list(records)
     if not all_of_them:
         raise DataError("the data holds no record")
@@ -99,19 +100,19 @@ def every(records: Iterable[Record]) -> Side:
 
 
 class Sight(NamedTuple):
-    """What a model sees of an image."""
+    """The image format of a model."""
 
-    image_size: int  # pixels of a side
+    image_size: int  # pixels per side
     channels: int
-    n_tokens: int  # vectors that an image becomes
+    n_tokens: int  # vectors per image
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
-    resize: str = "stretch"  # how a picture becomes a square: `pictures` of METADATA (FORMAT.md §5)
+    resize: str = "stretch"  # how an image becomes a square: `pictures` of METADATA (FORMAT.md §5)
     filter: str = "bicubic"
 
     @classmethod
     def of(cls, vision: ModelConfig, generation: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Of the stack that looks; generation: that of a checkpoint."""
+        """vision: the configuration of the vision stack; generation: defaults of a checkpoint."""
         sizes = vision.image_size, vision.channels, vision.max_context
         return cls(*sizes, vision.pixel_mean, vision.pixel_std, **generation.get("pictures", {}))
 
@@ -121,32 +122,32 @@ class Sight(NamedTuple):
 
 
 class Pictures:
-    """Records in memory-mapped files: token ids, pictures, and which picture is whose.
+    """Records in memory-mapped files: token ids, images, and which record has which image.
 
-    text: two documents for each record, what stands before the answer with a new line behind it, and the answer.
+    text: two documents for each record: the prefix with a line break, and the answer.
     """
 
     def __init__(self, text: Tokens, file: Path, shape: Sequence[int]) -> None:
-        """file: the pictures, of this shape each."""
+        """file: the images, each of this shape."""
         self.text, self.file, self.shape = text, file, tuple(shape)
         self.pixels = mapped(file, np.uint8, self.shape)  # (n, C, S, S)
         self.owners = mapped(file.with_suffix(".owners"), np.int32, (2,))  # record and picture, records in order
         self.digest = f"{text.digest}-{file.stem.rpartition('-')[2]}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process maps the files."""
+        """Pickle only the paths: another process maps the files itself."""
         return Pictures, (self.text, self.file, self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `recorded`, in a folder that may have been moved since."""
+        """The record for `recorded`, valid even if the folder is moved."""
         files = {file.name: sha256(file) for file in (self.file, self.file.with_suffix(".owners"))}
         return {"text": self.text.to_dict(), "files": files, "shape": list(self.shape)}
 
 
 def recorded(state: dict[str, Any], side: str, folder: Path) -> Pictures | None:
-    """Those of "train" or "validation" that a run recorded in `state`; None unless they are in its folder.
+    """The images of "train" or "validation" that a run recorded in `state`; None unless they are in its folder.
 
-    Raises DataError: a file is not what it was.
+    Raises DataError if a file has changed.
     """
     try:
         kept = state["pictures"][side]
@@ -164,15 +165,15 @@ def recorded(state: dict[str, Any], side: str, folder: Path) -> Pictures | None:
 
 
 def mapped(file: Path, dtype: type, shape: Sequence[int]) -> NDArray[Any]:
-    if not file.stat().st_size:  # which cannot be mapped
+    if not file.stat().st_size:  # an empty file cannot be mapped
         return np.empty((0, *shape), dtype)
     return np.memmap(file, dtype, mode="r").reshape(-1, *shape)
 
 
 def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, first: int) -> Pictures:
-    """Decode and encode to files in `folder` that begin with `name`, or map those that are there already.
+    """Decode images and encode texts to files `<name>-…` in `folder`, or map them if they exist.
 
-    sight: of the model that will see them. first: the token before every text.
+    sight: the image format of the model. first: the token before every text.
     """
     texts = [text for record in side.records for text in (record.prefix + "\n", record.suffix)]
     text = dataset.tokenize(texts, words, folder, name, first)
@@ -180,7 +181,7 @@ def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, f
 
 
 def decode(side: Side, sight: Sight, folder: Path, name: str) -> Path:
-    """The pictures of `store` alone: their file, beside which lies that of `Pictures.owners`."""
+    """Only the images of `store`: the path of their file, next to that of `Pictures.owners`."""
     shape = sight.channels, sight.image_size, sight.image_size
     recipe = hashlib.sha256(json.dumps([shape, sight.resize, sight.filter]).encode())
     for digests in side.images:
@@ -192,7 +193,7 @@ def decode(side: Side, sight: Sight, folder: Path, name: str) -> Path:
 
 
 def _decode(side: Side, processor: images.Processor, file: Path) -> None:
-    """Each picture once, however many records have it."""
+    """Decode each image once, however many records have it."""
     number_of: dict[bytes, int] = {}
     owners: list[tuple[int, int]] = []
     problems = Problems()
@@ -218,7 +219,7 @@ def _decode(side: Side, processor: images.Processor, file: Path) -> None:
 
 
 def decoded(path: Path, processor: images.Processor, where: str) -> NDArray[np.uint8]:
-    """A picture as the engine would see it, in bytes, (C, S, S). Raises DataError: it is none, or damaged."""
+    """An image as the engine sees it, in bytes, (C, S, S). Raises DataError if it is not an image, or damaged."""
     try:
         return processor.bytes(path)
     except (images.ImageError, OSError) as error:

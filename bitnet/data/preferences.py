@@ -1,12 +1,12 @@
 """Prompts with two answers, of which one is preferred: records, token ids, and rows that hold several of them.
 
-Of each line the forms that data sets on the Hugging Face hub have:
+A line has one of the forms of data sets on the Hugging Face hub:
 
-    {"prompt": "…", "chosen": "…", "rejected": "…"}                texts, which go on as they are
+    {"prompt": "…", "chosen": "…", "rejected": "…"}                plain texts; answers continue the prompt
     {"prompt": [messages], "chosen": [answer], "rejected": [answer]}    messages, through the chat template
     {"chosen": [messages and answer], "rejected": [the same messages, another answer]}
 
-Beside the last form a prompt repeats what was asked; one that is a text is it, where the lists hold answers alone.
+In the last form a prompt may repeat the messages. With lists that hold only answers, a prompt may also be a text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPECTED = 'expected {"prompt": "…", "chosen": "…", "rejected": "…"}, or l
 
 
 class Preference(NamedTuple):
-    """Two answers to a prompt: texts that go on with it, or conversations of which only the last message differs."""
+    """Two answers to a prompt: texts that continue it, or conversations that differ only in the last message."""
 
     prompt: str
     chosen: str | Conversation
@@ -82,10 +82,9 @@ def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any]
 def split(
     preferences: Iterable[Preference], validation: float, say: Callable[[str], object] = lambda _: None
 ) -> tuple[list[Preference], list[Preference]]:
-    """For training and for validation, by the hash of the prompt: one that is held out is asked nowhere else.
+    """Training and validation preferences, split by the hash of the prompt, so no prompt is on both sides.
 
-    Repetitions are left out, and what prefers an answer to itself, of which `say` is told. At least one prompt is on
-    each side.
+    Repetitions, and pairs of equal answers, are left out, which `say` reports. Each side has at least one prompt.
     """
     unique, n, same = {}, 0, 0
     for each in preferences:
@@ -117,7 +116,7 @@ def split(
 
 
 class Spelling:
-    """Answers to token ids, as the engine makes them. encoder: of conversations; None where there are none."""
+    """Encodes answers to token ids as the engine does. encoder: for conversations; None without any."""
 
     def __init__(self, words: Tokenizer, first: int, end: int, encoder: Encoder | None) -> None:
         self.words, self._first, self._end, self._encoder = words, first, end, encoder
@@ -137,9 +136,9 @@ class Spelling:
 
 
 class Preferences:
-    """Pairs of answers in token ids. A sequence is two rows: chosen answers, and those rejected in their place.
+    """Pairs of answers in token ids. A sequence is two rows: chosen answers, and the corresponding rejected ones.
 
-    reference: what the model says of them before it learns, log-probabilities in nats, (n, 2).
+    reference: log-probabilities of the answers before training, in nats, (n, 2).
     """
 
     reference: Tensor
@@ -154,11 +153,11 @@ class Preferences:
         self._packed: tuple[int, list[list[int]]] = (0, [])
 
     def tokens_each(self, context: int) -> int:
-        """Of a sequence."""
+        """Tokens of a sequence."""
         return 2 * context
 
     def _lengths(self) -> NDArray[np.int64]:
-        """Inputs of the longer answer of each, with its prompt."""
+        """For each pair the number of inputs of the longer answer, with its prompt."""
         return np.array([max(len(text.ids) - 1 for text in pair) for pair in self.pairs])
 
     def too_long(self, context: int) -> int:
@@ -177,7 +176,7 @@ class Preferences:
         return self._packed[1]
 
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
-        """`packing.filled`, first of chosen answers, then of rejected ones; documents are the numbers of pairs."""
+        """`packing.filled` of chosen, then of rejected answers; documents are the numbers of pairs."""
         rows = self.rows(context)
         return filled(
             [[(i, self.pairs[i][side]) for i in rows[index]] for side in (0, 1) for index in indices], context

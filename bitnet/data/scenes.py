@@ -1,9 +1,9 @@
-"""What is in the pictures that this project draws, and what is true of it.
+"""The content of the images that this project draws, and true statements about it.
 
-A picture shows one shape at a place, two shapes beside or above each other, several equal shapes, or a word or digit.
-Each is a pure function of (seed, number): `scene` says what is in it, `caption` and `questions` what is true of it.
-What is asked of a model is to put together what it has never seen together: some pairs of a thing with a colour, a
-place or a number (`is_held_out`) are in no picture for training and in every other picture.
+An image shows one shape at a place, two shapes beside or above each other, several equal shapes, or a word or digit.
+Each is a pure function of (seed, number): `scene` is its content, `caption` and `questions` are true statements.
+They test whether a model can combine what it has never seen together: some pairs of a thing with a colour, a place or
+a number (`is_held_out`) are in no training image, and every held-out image has at least one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ COLOURS = {
     "red": (214, 38, 38), "orange": (245, 135, 25), "yellow": (235, 200, 25), "green": (40, 155, 60),
     "blue": (40, 85, 215), "purple": (135, 60, 175), "brown": (120, 70, 35), "black": (25, 25, 25),
 }  # fmt: skip
-LINES = (0.18, 0.5, 0.82)  # middles of rows and columns, as far apart as the patches of `siglip-tiny`
+LINES = (0.18, 0.5, 0.82)  # centres of rows and columns, as far apart as the patches of `siglip-tiny`
 CELLS = tuple(itertools.product(LINES, LINES))  # x and y
-STEPS = tuple(itertools.combinations(LINES, 2))  # from left to right, or from above
+STEPS = tuple(itertools.combinations(LINES, 2))  # left to right, or top to bottom
 HEIGHTS = dict(zip(("top", "centre", "bottom"), LINES, strict=True))
 PLACES = {
     "top left": CELLS[0], "bottom left": CELLS[2], "centre": CELLS[4], "top right": CELLS[6], "bottom right": CELLS[8],
@@ -32,13 +32,13 @@ TEXTS = DIGITS + WORDS
 FONTS = (
     "", "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono.ttf",
 )  # fmt: skip
-"""The one that Pillow brings along, and some that matplotlib does."""
-KINDS = ("place", "pair", "pair", "count", "text")  # as often as it stands here; of two things most can be asked
+"""Pillow's built-in font, and some of matplotlib's."""
+KINDS = ("place", "pair", "pair", "count", "text")  # pairs twice, as they allow the most questions
 
 
 @dataclass(frozen=True)
 class Thing:
-    """A shape or a text. Middle and radius are shares of the picture's side; the turn is in degrees."""
+    """A shape or a text. Centre and radius are shares of the image's side; the turn is in degrees."""
 
     what: str
     colour: str
@@ -46,31 +46,31 @@ class Thing:
     y: float
     radius: float
     turn: float
-    tone: tuple[int, ...]  # its colour as it is painted: no two reds are the same
+    tone: tuple[int, ...]  # its colour as painted, a random variation
     font: str = ""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is in a picture. fact: its place, its number, or where the first of a pair is seen from the second,
-    which is left or above."""
+    """The content of an image. fact: the place, the number, or where the first of a pair is relative to the second,
+    left or above."""
 
     kind: str
     things: tuple[Thing, ...]
     fact: str
     background: tuple[int, ...]
     held_out: bool
-    seed: int  # of the words in which it is told
+    seed: int  # for the choice of questions
 
     @property
     def combinations(self) -> set[tuple[str, str]]:
-        """What is seen together: things with their colours, and with their place or number."""
+        """The combinations in the image: things with their colours, and with their place or number."""
         pairs = {(thing.what, thing.colour) for thing in self.things}
         return pairs if self.kind == "pair" else pairs | {(self.things[0].what, self.fact)}
 
 
 def is_held_out(what: str, other: str) -> bool:
-    """Whether a thing is never seen in this colour, at this place, in this number: one of each for each thing."""
+    """Whether a thing never has this colour, place or number in training: one of each is held out for each thing."""
     number = SHAPES.index(what) if what in SHAPES else TEXTS.index(what)
     places = tuple(PLACES if what in SHAPES else HEIGHTS)
     words = next(words for words in (tuple(COLOURS), places, NUMBERS) if other in words)
@@ -78,7 +78,7 @@ def is_held_out(what: str, other: str) -> bool:
 
 
 def scene(seed: int, number: int, held_out: bool = False) -> Scene:
-    """Picture `number`, for training, or held out from it. What is for one is drawn again until it is."""
+    """Image `number` of the training or held-out ones: scenes are drawn until one belongs there."""
     random = Random(f"{seed} {number} {held_out}")
     kind = random.choice(KINDS)
     while True:
@@ -88,7 +88,7 @@ def scene(seed: int, number: int, held_out: bool = False) -> Scene:
 
 
 def _scene(kind: str, random: Random, held_out: bool) -> Scene:
-    """Any of its kind."""
+    """A random scene of a kind."""
 
     def near(value: float, most: float) -> float:
         return value + random.uniform(-most, most)
@@ -120,7 +120,7 @@ def _scene(kind: str, random: Random, held_out: bool) -> Scene:
     return Scene(kind, tuple(things), fact, light, held_out, random.getrandbits(32))
 
 
-# ---- what is true of a picture ----
+# ---- statements about an image ----
 
 
 def _beside(fact: str) -> str:
@@ -135,7 +135,7 @@ OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"
 
 
 def caption(scene: Scene) -> str:
-    """Two pictures of which different things are true have different captions."""
+    """The caption. Scenes with different facts have different captions."""
     first = scene.things[0]
     name = f"{first.colour} {first.what}"
     if scene.kind == "place":
@@ -157,7 +157,7 @@ def text_kind(text: str) -> str:
 
 
 def questions(scene: Scene) -> list[tuple[str, str]]:
-    """All that is asked of a picture, with the answers."""
+    """All questions about an image, with the answers."""
     return [("what is in the picture?", caption(scene)), *_details(scene, Random(scene.seed))]
 
 
@@ -195,8 +195,8 @@ def _details(scene: Scene, random: Random) -> list[tuple[str, str]]:
 
 
 def _is_there(scene: Scene, random: Random) -> list[tuple[str, str]]:
-    """Whether there is something that there is, and something that is the same but for its colour or its shape. While
-    training nothing is asked of what is held out, so that not having heard of it does not tell the answer."""
+    """Questions about the presence of a thing in the image, and of one that differs only in colour or shape. Training
+    never asks about held-out combinations, so that unfamiliarity does not give away the answer."""
     there = [(thing.what, thing.colour) for thing in scene.things]
     what, colour = random.choice(there)
     others = [(what, other) for other in COLOURS] + [(other, colour) for other in SHAPES]
@@ -205,16 +205,16 @@ def _is_there(scene: Scene, random: Random) -> list[tuple[str, str]]:
     return [(f"is there {_a(f'{colour} {what}')}?", answer) for (what, colour), answer in asked]
 
 
-# ---- many of them ----
+# ---- many scenes ----
 
 
-MOST = 1500  # that are held out and have different captions; there are some more
+MOST = 1500  # held-out images with distinct captions; slightly more exist
 
 
 def scenes(seed: int, n: int, held_out: bool = False) -> Iterator[Scene]:
-    """The first n pictures. Those held out have different captions, so that of each one alone is right."""
+    """The first n scenes. Held-out ones have distinct captions, so that exactly one image matches each."""
     if held_out and n > MOST:
-        raise ValueError(f"{n:,} held-out pictures are asked for, expected at most {MOST:,}: no two are alike")
+        raise ValueError(f"{n:,} held-out pictures are requested, expected at most {MOST:,}: no two are alike")
     all_of_them = (scene(seed, number, held_out) for number in itertools.count())
     return itertools.islice(_distinct(all_of_them) if held_out else all_of_them, n)
 

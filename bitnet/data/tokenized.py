@@ -1,12 +1,12 @@
-"""A folder of token ids, made once and shared by runs: they map its files and read no text.
+"""A folder of token ids, made once and shared by runs, which map its files and read no text.
 
-    tokens.json     what is where: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
-                    and the share of the documents that is held out, {"held_out": 0.05}; where only one was there, and
-                    its end is held out, the SHA-256 of that, {"cut": ...}
-    tokenizer.json  what the ids are of
+    tokens.json     contents: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
+                    and the share of the documents that is held out, {"held_out": 0.05}; if the end of a single
+                    document is held out, its SHA-256, {"cut": ...}
+                    tokenizer.json  the tokenizer of the ids
     train-HASH.bin, validation-HASH.bin
 
-Runs take it in place of text, `--data FOLDER`. One without "train" is to measure on.
+Runs take it instead of text, `--data FOLDER`. One without "train" is only for evaluation.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def make(
     alike: float = 0.0,
     more: Sequence[str] = (),
 ) -> dict[str, Tokens]:
-    """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json.
+    """Token ids of text, split as a run would split it. kind: of the tokenizer, or the path of a tokenizer.json.
 
-    alike: share of their pieces that two texts have in common, from which on one of them is left out; 0: none is.
+    alike: similarity of two texts (`Index`) from which on one of them is left out; 0: keep all.
     more: special tokens of a new tokenizer.
     """
     take = Index(alike).add if alike else lambda _: True
@@ -56,10 +56,10 @@ def write(
     folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID,
     share: float | None = None, cut: bytes = b"",
 ) -> None:  # fmt: skip
-    """texts: by what they are for, "train" and "validation". first: the token before every document. share: held out.
+    """texts: by side, "train" and "validation". first: the token before every document. share: of documents held out.
     cut: SHA-256 of the document of which only the end is held out.
 
-    What makes it a folder of token ids comes last, and whole: one that was interrupted is none.
+    tokens.json is written last and atomically: without it a folder does not count as one of token ids.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
@@ -71,7 +71,7 @@ def write(
 
 
 def named(data: Sequence[str]) -> Path | None:
-    """The folder of token ids that --data names; None when it names text. Raises DataError: it names both."""
+    """The folder of token ids that --data names; None if it names text. Raises DataError if it names both."""
     folders = [Path(source) for source in data if (Path(source) / CONTENTS).is_file()]
     if folders and len(data) > 1:
         raise DataError(f"{folders[0]} holds token ids, which cannot be mixed with other --data; give it alone")
@@ -79,7 +79,7 @@ def named(data: Sequence[str]) -> Path | None:
 
 
 def read(folder: Path, *sides: str) -> tuple[Tokenizer, list[Tokens]]:
-    """Its tokenizer, and the token ids that are for `sides`. Raises DataError: it has none, or they are damaged."""
+    """Its tokenizer, and the token ids of `sides`. Raises DataError if they are missing or damaged."""
     words, contents = tokenizer_of(folder), contents_of(folder)
     found = []
     for side in sides:
@@ -93,7 +93,7 @@ def read(folder: Path, *sides: str) -> tuple[Tokenizer, list[Tokens]]:
 
 
 def check_of(folder: Path, words: Tokenizer, first: int) -> None:
-    """Raises DataError: its token ids are not what a model with this tokenizer, and `first` before texts, learns."""
+    """Raises DataError if the token ids do not fit a model with this tokenizer, and `first` before texts."""
     if words.to_str() != tokenizer_of(folder).to_str():
         raise DataError(f"{folder} holds token ids of another tokenizer than the model's; give the text itself")
     if (found := contents_of(folder).get("first", tokenizer.END_ID)) != first:
@@ -103,10 +103,10 @@ def check_of(folder: Path, words: Tokenizer, first: int) -> None:
 
 
 def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None:
-    """Raises DataError: sources hold out different shares of their documents. Where the shares are equal, a document's
-    hash puts it on the same side in all of them.
+    """Raises DataError if sources hold out different shares of their documents. With equal shares, a document's hash
+    puts it on the same side in all of them.
 
-    shared: folders of token ids, of which old ones do not say their share; others: the shares of other sources.
+    shared: folders of token ids, of which old ones do not record their share; others: the shares of other sources.
     """
     said = {name: contents_of(folder).get("held_out") for name, folder in shared.items()}
     shares = {name: share for name, share in (said | dict(others)).items() if isinstance(share, float)}
@@ -119,7 +119,7 @@ def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None
 
 
 def check_uncut(shared: Mapping[str, Path], texts: Mapping[str, tuple[corpus.Texts, corpus.Texts]]) -> None:
-    """Raises DataError: a source of text has the document of which a folder of token ids holds out the end."""
+    """Raises DataError if a text source has the document of which a folder of token ids holds out the end."""
     cuts = {name: contents_of(folder).get("cut") for name, folder in shared.items()}
     for other, sides in texts.items():
         digests = {digest.hex() for side in sides for digest in side.digests}

@@ -1,9 +1,8 @@
-"""Tokenizers: made here, stored as JSON of the `tokenizers` library, so the runtime needs one loader.
+"""Tokenizers, stored as JSON of the `tokenizers` library, so that the runtime needs one loader.
 
-Four kinds, all lossless on any text: `bpe` (byte-level BPE), `llama-bpe` (the same with the pieces of
-Llama 3, which llama.cpp has too), `byte` (256 bytes), `char` (the commonest characters, bytes for the
-rest). Token 0 is <|endoftext|>: it stands before every
-document and is the BOS and EOS of generation.
+Four kinds, all lossless on any text: `bpe` (byte-level BPE), `llama-bpe` (the same with Llama 3's
+pre-tokenizer, which llama.cpp also has), `byte` (256 bytes), `char` (the most common characters, bytes
+for the rest). Token 0 is <|endoftext|>: it precedes every document and is BOS and EOS in generation.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ END = "<|endoftext|>"
 END_ID = 0
 MASK = "<|mask|>"
 IMAGE = "<image>"
-"""Stands where a decoder is given what it sees of an image; others call it the same."""
+"""The placeholder of image vectors in a decoder's input; others use the same name."""
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-"""Before what is before a gap, what is behind it, and what belongs into it. Others call them the same."""
+"""Tokens before the prefix, the suffix and the middle of a gap. Others use the same names."""
 MASKS = (MASK, "[MASK]", "<mask>")
-"""What stands for a hidden token: ours, and what others call theirs."""
+"""Names of the mask token: ours, and those of others."""
 KINDS = ("bpe", "llama-bpe", "byte", "char")
 
 # Pieces that BPE never merges across: a word with one space before it, up to three digits,
 # punctuation, the indentation of a line, other spaces. Like GPT-4's, made for source code.
 PIECES = r"[^\r\n\p{L}\p{N}_]?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*[\r\n]+[ \t]*|\s+"
 
-# Those of Llama 3, as its tokenizer.json has them.
+# The pieces of Llama 3, from its tokenizer.json.
 LLAMA_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -39,16 +38,16 @@ LLAMA_PIECES = (
 
 
 def check_kind(kind: str) -> None:
-    """Raises ValueError: there is no such kind of tokenizer."""
+    """Raises ValueError if there is no such kind of tokenizer."""
     if kind not in KINDS:
-        found = "is a folder" if Path(kind).is_dir() else "is no file"
+        found = "is a folder" if Path(kind).is_dir() else "is not a file"
         raise ValueError(f"tokenizer is {kind!r}, which {found}, expected {', '.join(KINDS)} or a tokenizer.json")
 
 
 def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Tokenizer:
-    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. more: the last of them, such as MASK.
+    """A new tokenizer of at most `vocab_size` tokens, trained on `texts`. more: the last tokens, such as MASK.
 
-    Raises ValueError when vocab_size cannot hold the 256 bytes and the special tokens.
+    Raises ValueError if vocab_size cannot hold the 256 bytes and the special tokens.
     """
     check_kind(kind)
     special = [END, *more]
@@ -67,7 +66,7 @@ def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Token
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        tokenizer.model.ignore_merges = kind == "llama-bpe"  # a piece that is a token is that token, in llama.cpp
+        tokenizer.model.ignore_merges = kind == "llama-bpe"  # as in llama.cpp: a known piece is one token
     tokenizer.add_special_tokens(special)
     return _plain(tokenizer)
 
@@ -93,15 +92,15 @@ def parse(definition: str, what: str) -> Tokenizer:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """What all token ids are below: those of a file may have gaps, and then it has fewer tokens."""
+    """Largest token id plus 1; ids may have gaps, so there may be fewer tokens."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
-    """The token before every document: the start token of the model, else an end token, else what the tokenizer
-    itself puts before a text, as that of BERT does.
+    """The token before every document: the start token of the model, else an end token, else the one that the
+    tokenizer itself adds before a text, as BERT's does.
 
-    generation: that of a checkpoint. Raises ValueError: there is none of them.
+    generation: defaults of a checkpoint. Raises ValueError if there is none.
     """
     ends = generation.get("eos_token_ids") or []
     for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1], *tokenizer.encode("").ids[:1]):
@@ -114,13 +113,13 @@ def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
 
 
 def defaults(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`generation` of a checkpoint as its packed file says it: without one, END begins and ends texts."""
+    """`generation` of a checkpoint as in its packed file: if empty, END is the start and end token."""
     end = tokenizer.token_to_id(END)
     return generation if generation or end is None else {"eos_token_ids": [end], "bos_token_id": end}
 
 
 def end_token(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
-    """What an answer ends with. generation: that of a checkpoint. Raises ValueError: there is none."""
+    """The token that ends an answer. generation: defaults of a checkpoint. Raises ValueError if there is none."""
     for token in (*(generation.get("eos_token_ids") or []), tokenizer.token_to_id(END)):
         if _is_token(tokenizer, token):
             return int(token)
@@ -132,7 +131,7 @@ def _is_token(tokenizer: Tokenizer, token: Any) -> bool:
 
 
 def image_token(tokenizer: Tokenizer) -> int:
-    """What stands in the place of an image; a tokenizer that has none gets it."""
+    """The image token, added to the tokenizer if it has none."""
     if tokenizer.token_to_id(IMAGE) is None:
         tokenizer.add_special_tokens([IMAGE])
     token = tokenizer.token_to_id(IMAGE)
@@ -141,7 +140,7 @@ def image_token(tokenizer: Tokenizer) -> int:
 
 
 def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Those of FIM. Raises ValueError: there are none."""
+    """The ids of FIM. Raises ValueError if any is missing."""
     prefix, suffix, middle = map(tokenizer.token_to_id, FIM)
     if prefix is None or suffix is None or middle is None:
         raise ValueError(
@@ -152,9 +151,9 @@ def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
 
 
 def ends_beside(file: str | Path) -> dict[str, Any]:
-    """What tokenizer_config.json beside a tokenizer.json says: `generation` of a checkpoint, empty without it.
+    """`generation` of a checkpoint from tokenizer_config.json next to a tokenizer.json; empty without it.
 
-    A text ends with its end token or where the next document would begin. Raises ValueError: a token that is not one.
+    A text ends with the end token, or with the start token of the next document. Raises ValueError for unknown tokens.
     """
     words, config = load(file), Path(file).with_name("tokenizer_config.json")
     if not config.is_file():
@@ -180,12 +179,12 @@ def ends_beside(file: str | Path) -> dict[str, Any]:
 
 
 def mask_token(tokenizer: Tokenizer) -> int:
-    """What stands for a hidden token. Raises ValueError: there is none."""
+    """The mask token. Raises ValueError if there is none."""
     found = (tokenizer.token_to_id(name) for name in MASKS)
     token = next((token for token in found if token is not None), None)
     if token is None:
         raise ValueError(
-            f"the tokenizer has no token for what is hidden, expected one of {', '.join(MASKS)}; add it to the "
+            f"the tokenizer has no mask token, expected one of {', '.join(MASKS)}; add it to the "
             "tokenizer.json as a special token, or let `bitnet train` make a tokenizer"
         )
     return token
@@ -219,8 +218,8 @@ def _characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Text that spells a special token stays text, and only the code here inserts END_ID; texts are neither cut nor
-    filled up, as files of published models may ask for."""
+    """Text that spells a special token stays text, so that only this module inserts END_ID; no truncation or padding,
+    which files of published models may ask for."""
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
