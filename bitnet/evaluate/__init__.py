@@ -1,1 +1,1 @@
-"""How good a model is: its loss on text."""
+"""Evaluation: losses and accuracies on held-out data."""

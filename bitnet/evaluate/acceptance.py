@@ -1,4 +1,4 @@
-"""How many of a draft's guesses are right: of what the model itself writes, greedily, behind held-out text."""
+"""The share of a draft's guesses that are right on what the model generates, greedily, after held-out text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.draft import accepted
 from bitnet.model.transformer import Transformer
 
-PROMPT, WRITTEN = 64, 32  # tokens of a text that is continued, and tokens that it is continued by
-LEAST, MOST = 4, 64  # texts
+PROMPT, WRITTEN = 64, 32  # tokens of the prompt and of its continuation
+LEAST, MOST = 4, 64  # number of texts
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """Of a draft that guesses again behind every token."""
+    """Results of a draft that starts a chain of guesses after every token."""
 
     nats_per_guess: float  # its loss as in training
     accepted: tuple[float, ...]  # share of chains whose first 1, 2, ... guesses are all right
-    tokens_per_pass: float  # of the model, if all guesses were made each time: 1 and those
+    tokens_per_pass: float  # tokens per pass of the model with full chains: 1 plus the accepted guesses
     chains: int
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ def evaluate(
     context: int,
     limit: int = 0,
 ) -> Accepted:
-    """In fp32, as the engine computes, behind texts that are evenly spaced. limit: tokens that the model computes,
-    which keeps none from token to token; 0: as for the most texts.
+    """Evaluate in fp32, like the engine, after evenly spaced texts. limit: tokens that the model computes, without a
+    KV cache; 0: MOST texts.
 
-    A greedy chain stands for itself as long as its guesses are right. So behind every token of a text that the model
-    wrote, whether they are is what an engine would find that drafts from there.
+    As long as its guesses are right, a greedy chain sees the model's own tokens. So after every token of a generated
+    text, the guesses are right exactly where they would be in an engine that drafts from there.
     """
     prompt = max(1, min(PROMPT, context // 2))
     rows = max(LEAST, min(MOST, limit // (prompt * WRITTEN))) if limit else MOST

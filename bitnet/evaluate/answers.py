@@ -1,4 +1,4 @@
-"""How well a model answers what it is asked of pictures: loss of the answers, and how many are right."""
+"""How well a model answers questions about images: loss of the answers, and how many are right."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bitnet.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Answered:
-    """Of held-out records."""
+    """Results on held-out records."""
 
-    nats_per_token: float  # of answers and their end
-    right: float  # share that the model answers token for token, when it always takes the likeliest token
+    nats_per_token: float  # over answers and their end tokens
+    right: float  # share of answers that greedy generation reproduces token for token
     answers: int
     tokens: int
 
@@ -30,10 +30,10 @@ class Answered:
 
 
 def evaluate(model: Transformer, records: Answers | Talks, context: int, batch: int = 16, limit: int = 0) -> Answered:
-    """limit: tokens, or 0 for all; then records are evenly spaced. In fp32, as the engine computes.
+    """Evaluate in fp32, like the engine. limit: tokens, of evenly spaced records; 0: all records.
 
-    An answer is the one that greedy generation gives if and only if each of its tokens is the likeliest after those
-    before it. So one pass over all of them says what generating them one by one would.
+    Greedy generation gives an answer if and only if each of its tokens is the most probable one after those before it.
+    So one pass over the answer replaces generating it token by token.
     """
     n = records.count(context)
     chosen = chosen_windows(n, max(1, limit // context) if limit else 0)

@@ -1,4 +1,4 @@
-"""How well vectors find the text or image that belongs to each: contrastive losses, and recall."""
+"""Retrieval by vectors: contrastive losses, and recall."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from bitnet.data.picture_rows import Captions
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.transformer import Transformer
 
-POOL = 1000  # pairs among which the right one is looked for, at most
-CHUNK = 1024  # columns of a table of similarities that are in memory at a time, in `sigmoid`
+POOL = 1000  # most pairs among which the right one has to be found
+CHUNK = 1024  # columns of the similarity matrix that `sigmoid` holds in memory at a time
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""Similarities of vectors (n, D) with others (m, D), as the loss takes them: (n, m)."""
+"""Similarities of vectors (n, D) with others (m, D), as inputs of the loss: (n, m)."""
 Loss = Callable[[Compare, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of held-out pairs, each among those of its pool."""
+    """Results on held-out pairs, each compared within its pool."""
 
     nats_per_pair: float
-    recall: float  # share of the first texts, or images, to which the text that belongs to it is nearest
-    recall_back: float  # and the other way round
+    recall: float  # share of the first texts, or images, whose nearest text is their partner
+    recall_back: float  # the same in the other direction
     pairs: int
-    pool: int  # the smallest; chance is one in so many
+    pool: int  # size of the smallest pool; chance level is 1/pool
 
     def __str__(self) -> str:
         return (
@@ -42,21 +42,21 @@ class Contrast:
 
 
 def cosines(temperature: float) -> Compare:
-    """Of texts, over a temperature that is fixed."""
+    """Cosines of texts, divided by a fixed temperature."""
     return lambda first, second: first @ second.mT / temperature
 
 
 def softmax(compare: Compare, first_ND: Tensor, second_ND: Tensor) -> Tensor:
-    """Σ over the pairs of (CE of row + CE of column)/2: each is to pick its own among all (InfoNCE, 1807.03748)."""
+    """Σ over the pairs of (CE of row + CE of column)/2: each has to pick its partner (InfoNCE, 1807.03748)."""
     table = compare(first_ND, second_ND)
     own = torch.arange(len(table), device=table.device)
     return (F.cross_entropy(table, own, reduction="sum") + F.cross_entropy(table.mT, own, reduction="sum")) / 2
 
 
 def sigmoid(compare: Compare, first_ND: Tensor, second_ND: Tensor, chunk: int = CHUNK) -> Tensor:
-    """−Σ log σ(z·similarity), z = 1 of what belongs together, else −1: each pair for itself (2303.15343).
+    """−Σ log σ(z·similarity), z = 1 for matching pairs, else −1: each pair independently (2303.15343).
 
-    In chunks of columns, computed again in the backward pass, so that the whole table is never in memory.
+    In chunks of columns, recomputed in the backward pass, so that the whole matrix is never in memory.
     """
 
     def of_columns(first_ND: Tensor, columns: Tensor, at: int) -> Tensor:
@@ -75,7 +75,7 @@ LOSSES: dict[str, Loss] = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def check(n: int) -> None:
-    """Raises DataError: so few pairs say nothing."""
+    """Raises DataError if there are too few pairs."""
     if n < 2:
         raise DataError(f"{n} pairs to measure on, expected at least 2; add data, or raise --validation")
 
@@ -84,7 +84,7 @@ def evaluate(
     model: Transformer, pairs: Pairs | Captions, context: int, compare: Compare, loss: Loss, batch: int = 16,
     limit: int = 0,
 ) -> Contrast:  # fmt: skip
-    """limit: tokens, or 0 for all; then pairs are evenly spaced."""
+    """Evaluate a model. limit: tokens, of evenly spaced pairs; 0: all pairs."""
     with torch.no_grad(), model.evaluating():
         return measure(pairs, context, lambda some: _vectors(model, pairs, some, context, batch), compare, loss, limit)
 
@@ -97,7 +97,7 @@ def measure(
     loss: Loss,
     limit: int,
 ) -> Contrast:
-    """`evaluate` by the vectors of pairs with these numbers, however they are computed."""
+    """`evaluate` with any source of vectors. vectors: those of the pairs with the given indices."""
     n = pairs.count(context)
     check(n)
     chosen = chosen_windows(n, max(2, limit // pairs.tokens_each(context)) if limit else 0)
@@ -117,17 +117,17 @@ def measure(
 def _vectors(
     model: Transformer, pairs: Pairs | Captions, indices: Sequence[int], context: int, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Of the first texts or of the images, and of the texts that belong to them, (n, D) each."""
+    """Vectors of the first texts or the images, and of their partner texts, (n, D) each."""
     halves: tuple[list[Tensor], list[Tensor]] = [], []
     for first in range(0, len(indices), batch):
         inputs, _, *told = (t.to(model.device) for t in pairs.rows(indices[first : first + batch], context))
-        # The model is called, and not `embed`: where it is sharded, a call brings the shards together.
+        # The model is called, not `embed`: only calls gather the shards of a sharded model.
         for half, part in zip(halves, halves_of(model, model(inputs, *told)), strict=True):
             half.append(part)
     return torch.cat(halves[0]), torch.cat(halves[1])
 
 
 def halves_of(model: Transformer, vectors_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """First texts and second ones; where there are images, these and their texts, which a model gives before them."""
+    """First and second texts; or images and their texts, which the model returns before the images."""
     first, second = vectors_ND.float().chunk(2)
     return (second, first) if model.config.vision else (first, second)

@@ -1,7 +1,7 @@
 """Loss of a model on text: nats per token, bits per byte, perplexity.
 
-A checkpoint is measured in torch, a packed file in the engine, on the same windows of the same
-tokens. torch is imported for a checkpoint alone.
+A checkpoint is evaluated in torch, a packed file in the engine, on the same windows of the same
+tokens. torch is imported only for a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Result:
     nats_per_token: float
     bits_per_byte: float  # does not depend on the tokenizer
     perplexity: float  # per token
-    tokens: int  # predicted
-    standard_error: float | None = 0.0  # of nats_per_token, as that of the whole text; None: of one window of many
+    tokens: int  # predicted tokens
+    standard_error: float | None = 0.0  # of nats_per_token as an estimate for the whole text; None: a single window
 
     @classmethod
     def of(cls, sums: Sequence[float], windows: int, bytes_per_token: float) -> Result:
-        """sums: `spread` of the windows that were computed, of so many that there are."""
+        """sums: `spread` of the evaluated windows. windows: how many there are in all."""
         n, total, counted, squares, products, counts = sums
         nats, error = total / counted, None if n == 1 < windows else 0.0
-        if 1 < n < windows:  # of a ratio of two means, over windows of which none is drawn twice
+        if 1 < n < windows:  # of a ratio of two means, sampled without replacement
             around = max(0.0, squares - 2 * nats * products + nats**2 * counts)
             error = math.sqrt(around * n / (n - 1) * (1 - n / windows)) / counted
         return cls(nats, *_bits_and_perplexity(nats, bytes_per_token), int(counted), error)
@@ -51,25 +51,25 @@ class Result:
 
 
 def _bits_and_perplexity(nats: float, bytes_per_token: float) -> tuple[float, float]:
-    """Bits are 0 of what has no bytes: the ends of answers that say nothing."""
+    """Bits per byte and perplexity. Bits are 0 for targets without bytes: the ends of empty answers."""
     return nats / math.log(2) / bytes_per_token if bytes_per_token else 0.0, math.exp(min(nats, 700.0))
 
 
 def spread(nats: Sequence[float], counted: Sequence[int]) -> list[float]:
-    """What `Result.of` takes of windows, of each its loss and the tokens that it counts; may be added up."""
+    """The sums for `Result.of`, from each window's loss and counted tokens; they are additive."""
     x, n = np.array(nats), np.array(counted, np.float64)
     return [float(value) for value in (len(x), x.sum(), n.sum(), x @ x, x @ n, n @ n)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BySource(Result):
-    """Of a mixture: the mean by the weights of its sources."""
+    """Result on a mixture: the mean, weighted by source."""
 
     sources: dict[str, float]  # nats per token of each
 
     @classmethod
     def mean(cls, found: Mapping[str, Result], n_bytes: Mapping[str, float], weights: Mapping[str, float]) -> Self:
-        """found, n_bytes (of a token): by source."""
+        """found, n_bytes (bytes per token): by source."""
         of_each = {name: result.nats_per_token for name, result in found.items()}
         nats, bytes_each = (sum(weights[name] * of[name] for name in found) for of in (of_each, n_bytes))
         errors = {name: result.standard_error for name, result in found.items()}
@@ -85,11 +85,11 @@ class BySource(Result):
 
 @dataclass(frozen=True)
 class Hidden:
-    """Of tokens that were hidden from a bidirectional model."""
+    """Result on the masked tokens of a bidirectional model."""
 
     nats_per_token: float
-    accuracy: float  # share that the model takes for the likeliest
-    tokens: int  # hidden
+    accuracy: float  # share of tokens that the model ranks first
+    tokens: int  # masked tokens
 
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/hidden token, {self.accuracy:.1%} right"
@@ -100,10 +100,10 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Overlapping:
-    """Windows of text of which one begins every `stride` tokens, and of which only what is new counts.
+    """Windows of text that start every `stride` tokens, and of which only new tokens count.
 
-    So every token that counts, after the first window, has at least context − stride tokens before it.
-    With stride = context the windows of `data.Tokens`.
+    So after the first window every counted token has at least context − stride tokens before it.
+    With stride = context they are the windows of `data.Tokens`.
     """
 
     text: dataset.Tokens
@@ -118,11 +118,11 @@ class Overlapping:
         return self.text.bytes_per_token
 
     def windows(self, context: int) -> int:
-        """How many windows of `context` inputs, each with its next token, there are."""
+        """The number of windows of `context` inputs, each with its next token."""
         return max(0, (self.n_tokens - 1 - context) // self.stride + 1)
 
     def new(self, index: int, context: int) -> int:
-        """How many of the window's targets count, the last ones."""
+        """How many of the window's last targets count."""
         return self.stride if index else context
 
     def row(self, index: int, context: int) -> NDArray[np.int64]:
@@ -148,7 +148,7 @@ def chosen_windows(n: int, wanted: int) -> list[int]:
 
 
 def _within(limit: int, context: int, stride: int) -> int:
-    """Windows that have so many tokens that count, at least one; 0: all. Of the first all count."""
+    """The number of windows with `limit` counted tokens, at least one; 0: all. In the first window all count."""
     return 1 + max(0, limit - context) // stride if limit else 0
 
 
@@ -168,11 +168,11 @@ def evaluate(
     batch: int = 16,
     limit: int = 0,
 ) -> Result | Hidden:
-    """Mean loss of text, of the answers in conversations, or of what a view lets count, over windows of `context`.
+    """Mean loss on text, on the answers of conversations, or on the targets of a view, over windows of `context`.
 
-    They are evenly spaced when `limit` > 0 tokens are too few for all.
+    If `limit` > 0 tokens are too few for all windows, evenly spaced ones are used.
 
-    Always in fp32 and outside autocast: the loss that the engine will have.
+    Always in fp32 and without autocast: the loss that the engine will have.
     """
     import torch
     from torch.nn import functional as F
@@ -204,7 +204,7 @@ def evaluate(
 
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
-    """Raises ValueError when token ids would not fit the model."""
+    """Raises ValueError if token ids would not fit the model."""
     if (size := vocabulary_size(tokens)) > config.vocab_size:
         raise ValueError(
             f"{where}: the tokenizer needs {size:,} tokens, the model has {config.vocab_size:,}; "
@@ -226,7 +226,7 @@ def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> ND
 def evaluate_packed(
     model: Model, text: Overlapping, context: int, limit: int = 0, adapter: str | None = None
 ) -> Result:
-    """`evaluate` of a packed file: the same windows, computed by the engine. adapter: as in Model.generate."""
+    """`evaluate` for a packed file: the same windows, computed by the engine. adapter: as in Model.generate."""
     model.require_head()
     n = text.windows(context)
     if n < 1:
@@ -240,11 +240,11 @@ def evaluate_packed(
 
 
 def _score(session: Session, row: list[int], new: int) -> float:
-    """Log-probability of the last `new` tokens of a row, of which the very last does not fit the session."""
+    """Log-probability of the last `new` tokens of a row, which is one token longer than the session."""
     before = len(row) - new
     session.reset()
     session.feed(row[:before])
     middle = session.score(row[before:-1]) if new > 1 else []
     logits = session.logits
-    assert logits is not None  # they follow from what was appended
+    assert logits is not None  # there are logits after a feed
     return math.fsum(middle) + float(log_probabilities(logits[None], row[-1:])[0])

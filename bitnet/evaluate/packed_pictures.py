@@ -1,4 +1,4 @@
-"""How well a packed file finds and answers: `contrast` and `answers` of records of images, computed by the engine."""
+"""`contrast` and `answers` for packed files: evaluation on records of images, computed by the engine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.model_images import is_of_pairs
 from bitnet_runtime.prompt import extend
 
-TOGETHER = 64  # records of which vectors are asked for in one call
+TOGETHER = 64  # records whose vectors are computed in one call
 
 
 def evaluate(
     model: Model, words: Tokenizer, data: Sequence[str], context: int, scratch: Path, limit: int = 0
 ) -> contrast.Contrast | Answered:
-    """On the records that `data` names. scratch: a folder for what is kept of them; limit: tokens, or 0 for all."""
+    """Evaluate on the records that `data` names. scratch: a folder for their files; limit: tokens, 0 for all."""
     seen, generation = model.image, model.metadata.get("generation") or {}
     assert seen
     first = tokenizer.separator(words, generation)
@@ -47,7 +47,7 @@ def evaluate(
 
 
 def evaluate_captions(model: Model, records: Captions, context: int, limit: int = 0) -> contrast.Contrast:
-    """`contrast.evaluate` of a packed file, by the loss that its bias tells."""
+    """`contrast.evaluate` for a packed file, with the loss that its bias indicates."""
     seen = model.image
     assert seen
     scale, bias = seen.similarity_scale, seen.similarity_bias
@@ -68,7 +68,7 @@ def evaluate_captions(model: Model, records: Captions, context: int, limit: int 
 
 
 def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 0) -> Answered:
-    """`answers.evaluate` of a packed file."""
+    """`answers.evaluate` for a packed file."""
     n = records.count(context)
     total, counted, right, chosen = 0.0, 0, 0, chosen_windows(n, max(1, limit // context) if limit else 0)
     with model.session(n_ctx=context) as session:
@@ -81,7 +81,7 @@ def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 
 
 
 def _answer(model: Model, session: Session, records: Answers, record: int) -> tuple[NDArray[np.float64], bool]:
-    """Log-probabilities of the tokens of the right answer, and whether each of them is the likeliest."""
+    """Log-probabilities of the tokens of the right answer, and whether each of them is the most probable."""
     before, after = records.parts(record)
     vectors = None
     if len(records.images(record)):
