@@ -1,4 +1,4 @@
-"""What each token of a text takes of each other, a picture for every layer and head, as HTML or as a PNG."""
+"""Attention weights between the tokens of a text, an image for every layer and head, as HTML or as a PNG."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
 
 MOST = 128  # tokens of a text: more would be a gray square
-LONGEST = 13  # letters of a token that are shown
-NAMED = 40  # tokens that have their names beside the picture
+LONGEST = 13  # characters shown of a token
+NAMED = 40  # most tokens that are named beside the image
 
 READING = (
-    "Each row is a token that looks, each column one that is looked at; a row adds up to 1, and darker is more. "
+    "Each row is an attending token, each column an attended one; a row sums to 1, and darker is more. "
     "A dark first column is a head at rest; a dark line beside the diagonal, one that copies its neighbour."
 )
 
 
 def write(source: Path, out: Path, text: str) -> None:
-    """The page of a text, by the newest checkpoint of a run. Raises ReportError, CheckpointError."""
+    """Write the page of a text, with the newest checkpoint of a run. Raises ReportError, CheckpointError."""
     from bitnet.train.checkpoint import Checkpoint
 
     check_out(out)
@@ -43,9 +43,9 @@ def write(source: Path, out: Path, text: str) -> None:
 
 
 def weights_of(checkpoint: Checkpoint, text: str) -> tuple[list[str], list[NDArray[np.float32]]]:
-    """The tokens of a text as a person reads them, and of each layer (heads, tokens, tokens).
+    """The tokens of a text in readable form, and for each layer the weights (heads, tokens, tokens).
 
-    It begins as a document does. To a model of prefixes all of it is a prefix.
+    The text starts like a document. For a model with the mask "prefix" all of it is the prefix.
     """
     import torch
 
@@ -64,7 +64,7 @@ def weights_of(checkpoint: Checkpoint, text: str) -> tuple[list[str], list[NDArr
 
 
 def _name(token: str) -> str:
-    """A token with its spaces and ends of lines to be seen."""
+    """A token with visible spaces and line breaks."""
     return printable(token.replace(" ", "·").replace("\n", "↵").replace("\t", "→"))[:LONGEST]
 
 
@@ -87,7 +87,7 @@ def as_png(title: str, names: list[str], layers: list[NDArray[np.float32]]) -> b
 
 
 def _figure(layers: list[NDArray[np.float32]], names: list[str], numbers: list[int], title: str = "") -> bytes:
-    """A row for each layer, a picture for each of its heads."""
+    """A row for each layer, an image for each of its heads."""
     from matplotlib.colors import PowerNorm
 
     columns = max(len(heads) for heads in layers)
@@ -109,7 +109,7 @@ def _figure(layers: list[NDArray[np.float32]], names: list[str], numbers: list[i
 
 
 def _label(axes: Any, names: list[str], first: bool) -> None:
-    """The tokens below the picture, and beside the first one of a row."""
+    """Token names below the image, and beside the first image of a row."""
     axes.tick_params(length=0, labelsize=6)
     if len(names) > NAMED:
         return

@@ -1,4 +1,4 @@
-"""The figures of a run with experts: how often each is taken."""
+"""The figures of a run with experts: how often each is chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitnet.report.figures import DARK, PALE, PANELS, Array, Panel, Records, num
 
 
 def of_experts(records: Records) -> tuple[Array, Array]:
-    """Tokens seen (n,), and how often each expert of each layer was taken, 1 as often as all, (n, layers, experts)."""
+    """Tokens seen (n,), and the load of each expert of each layer, relative to the mean: (n, layers, experts)."""
     pairs = [(number(record.get("tokens")), _table(record.get("experts"))) for record in records]
     pairs = [(tokens, loads) for tokens, loads in pairs if loads.size and not math.isnan(tokens)]
     pairs = [(tokens, loads) for tokens, loads in pairs if loads.shape == pairs[-1][1].shape]
@@ -22,7 +22,7 @@ def of_experts(records: Records) -> tuple[Array, Array]:
 
 
 def _table(value: Any) -> Array:
-    """Rows of as many numbers each; empty for anything else."""
+    """A table of numbers with rows of equal length; empty for anything else."""
     rows = value if isinstance(value, list) and all(isinstance(row, list) for row in value) else []
     if not rows or len({len(row) for row in rows}) != 1:
         return np.empty((0, 0))
@@ -31,7 +31,7 @@ def _table(value: Any) -> Array:
 
 
 def _loads(axes: Any, records: Records) -> bool:
-    """Of each layer the expert that is taken most and the one that is taken least."""
+    """For each layer the most and the least chosen expert."""
     tokens, loads = of_experts(records)
     if not len(tokens):
         return False
@@ -41,7 +41,7 @@ def _loads(axes: Any, records: Records) -> bool:
         name = f"layer {layer}" if layer in (0, layers - 1) else "_"
         axes.plot(tokens, loads[:, layer].max(1), lw=1.2, color=colors[layer], label=name)
         axes.plot(tokens, loads[:, layer].min(1), lw=1.2, color=colors[layer], ls="--")
-    axes.axhline(1, color="#888888", lw=0.8, ls=":", label="all alike")
+    axes.axhline(1, color="#888888", lw=0.8, ls=":", label="balanced")
     axes.set_ylabel("times the mean, most (solid), least")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, ncols=3, fontsize=8, loc="best")
@@ -86,25 +86,25 @@ def _load_map(axes: Any, records: Records) -> bool:
 
 EXPERT_PANELS = (
     Panel(
-        "Experts: how often the most and the least taken are",
-        "1 is as often as all; an expert near 0 is dead weight, one at the number of experts divided by those a token "
-        "takes is in every token. Raise --balance-loss when the lines part.",
+        "Experts: load of the most and the least chosen",
+        "1 is the mean; an expert near 0 is dead weight, one at the number of experts divided by those per token is "
+        "chosen by every token. Raise --balance-loss when the lines diverge.",
         _loads,
     ),
     Panel(
         "Experts: balance",
-        "The loss that --balance-loss weighs: 1 when all are taken alike, up to the number of experts when one takes "
-        "all. It should stay within some tenths of 1.",
+        "The loss that --balance-loss weighs: 1 when all are chosen equally often, up to the number of experts when "
+        "one gets all tokens. It should stay within some tenths of 1.",
         _balance,
     ),
     Panel(
-        "Now, by layer: how often each expert is taken",
-        "The last record; 1 is as often as all, red is above, and dark blue is hardly ever.",
+        "Now, by layer: load of each expert",
+        "The last record; 1 is the mean, red is above, and dark blue is hardly ever.",
         _load_map,
     ),
 )
 
 
 def panels(records: Records) -> tuple[Panel, ...]:
-    """Those of a run: with experts some more."""
+    """The panels of a run; more with experts."""
     return PANELS + (EXPERT_PANELS if any("experts" in record for record in records) else ())

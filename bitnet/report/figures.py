@@ -1,7 +1,7 @@
 """The figures of `bitnet report`, drawn from the records of log.jsonl (`bitnet.train.runlog`).
 
-A log may come from a run that is still going, and may be damaged: whatever is not a finite number
-where one belongs is left out, and a figure of which nothing is left says so.
+The log may be of a running run, and may be damaged: values that should be finite numbers but are not are left out,
+and a figure without any says so.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Panel:
 
 
 def number(value: Any) -> float:
-    """NaN for what is no finite number."""
+    """A value as float; NaN if it is not a finite number."""
     return float(value) if type(value) in (int, float) and abs(value) < 1e100 else math.nan
 
 
 def series(records: Records, *path: str) -> tuple[Array, Array]:
-    """Tokens seen, and the number at a path of keys, of the records that have both."""
+    """Tokens seen, and the number at a path of keys, for the records that have both."""
     pairs = [(number(record.get("tokens")), number(_at(record, path))) for record in records]
     found = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
     return found[:, 0], found[:, 1]
@@ -57,7 +57,7 @@ def held_out(records: Records) -> tuple[Array, Array]:
 def of_layers(records: Records, quantity: str) -> tuple[Array, dict[str, Array]]:
     """Tokens seen (n,), and for each role the values of a quantity of `bitnet.train.telemetry`, (n, layers).
 
-    Roles of the same values, such as the inputs of q, k and v, are one: "q k v".
+    Roles with the same values, such as the inputs of q, k and v, are merged: "q k v".
     """
     rows = [(number(r.get("tokens")), _at(r, ("layers", quantity))) for r in records]
     rows = [(tokens, values) for tokens, values in rows if isinstance(values, dict) and not math.isnan(tokens)]
@@ -78,7 +78,7 @@ def of_layers(records: Records, quantity: str) -> tuple[Array, dict[str, Array]]
 
 
 def smooth(values: Array, width: int) -> Array:
-    """Mean over the last `width` values; over all so far where there are fewer."""
+    """Mean over the last `width` values, or over all so far if there are fewer."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - width, 0)
@@ -130,7 +130,7 @@ def _rates(axes: Any, records: Records) -> bool:
 
 
 def _lines(quantity: str, label: str, *, percent: bool = False, log: bool = False, normal: float = 0.0) -> Any:
-    """Draws a quantity over the run, a line for each role: the mean of its layers. normal: of normal weights."""
+    """Draws a quantity over the run, a line for each role: the mean of its layers. normal: value of normal weights."""
 
     def draw(axes: Any, records: Records) -> bool:
         tokens, roles = of_layers(records, quantity)
@@ -154,9 +154,9 @@ def _lines(quantity: str, label: str, *, percent: bool = False, log: bool = Fals
 
 
 def _map(quantity: str, *, percent: bool = False, least: float = 0.0) -> Any:
-    """Draws the last record of a quantity as a table, coloured where a layer is not like the others of its role.
+    """Draws the last record of a quantity as a table, coloured where a layer differs from the others of its role.
 
-    least: a value that is as good as any below it, so that they differ in nothing.
+    least: smaller values count as this one, so that they do not differ.
     """
 
     def draw(axes: Any, records: Records) -> bool:
@@ -167,7 +167,7 @@ def _map(quantity: str, *, percent: bool = False, least: float = 0.0) -> Any:
         table = np.full((layers, len(roles)), np.nan)
         for column, values in enumerate(roles.values()):
             table[: values.shape[1], column] = values[-1] * (100 if percent else 1)
-        with np.errstate(all="ignore"):  # a column of zeros, or of nothing
+        with np.errstate(all="ignore"):  # a column of zeros, or an empty one
             shown = np.maximum(table, least)
             odd = np.nan_to_num(np.log2(shown / np.nanmedian(shown, axis=0)), posinf=1, neginf=-1)
         axes.imshow(odd, aspect="auto", cmap="RdBu_r", vmin=-1.5, vmax=1.5)
@@ -185,7 +185,7 @@ def _map(quantity: str, *, percent: bool = False, least: float = 0.0) -> Any:
 
 
 def _log_scale(axes: Any) -> None:
-    """A logarithmic y axis with plain numbers, more of them when it spans little."""
+    """A logarithmic y axis with plain numbers, more of them if its range is small."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -199,7 +199,7 @@ PANELS = (
     Panel(
         "Loss",
         "Validation should fall with training and fall fastest while the learning rate goes down at the end; "
-        "a gap that widens is memorizing, a jump that does not heal is a learning rate too high.",
+        "a widening gap means memorizing, a jump that does not recover means too high a learning rate.",
         _losses,
     ),
     Panel(
@@ -216,8 +216,8 @@ PANELS = (
     ),
     Panel(
         "Flips: share of codes that one step changes",
-        "Follows the learning rate up and down by some powers of ten; near 0 from the start the weights do not "
-        "move (raise --lr), high to the end they never settle (lower it, or warm down longer).",
+        "Follows the learning rate up and down by some powers of ten; near 0 from the start means that the weights do "
+        "not move (raise --lr), high until the end that they never settle (lower it, or warm down longer).",
         _lines("flips", "% of codes in one step", percent=True, log=True),
     ),
     Panel(
@@ -251,7 +251,7 @@ PANELS = (
     ),
     Panel(
         "Now, by layer: absmax",
-        "Inputs of down are the largest, most of all behind squared ReLU; a layer in full red has outliers.",
+        "Inputs of down are the largest, most of all after squared ReLU; a layer in full red has outliers.",
         _map("absmax"),
     ),
 )

@@ -1,4 +1,4 @@
-"""What pages have in common: where they are written, and pictures."""
+"""Shared by all pages: writing them, and images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-LARGEST = 200_000_000  # ternary weights of a model that may compute here, without the engine
+LARGEST = 200_000_000  # most ternary weights of a model that is run here in PyTorch, without the engine
 
 
 class ReportError(ValueError):
@@ -19,7 +19,7 @@ class ReportError(ValueError):
 
 
 def check_out(out: Path) -> None:
-    """Raises ReportError: no page can have this name."""
+    """Raises ReportError if no page can have this name."""
     if out.suffix not in (".html", ".png"):
         raise ReportError(f"--out is {out}, expected a name that ends in .html or .png")
     if not out.parent.is_dir():
@@ -27,12 +27,12 @@ def check_out(out: Path) -> None:
 
 
 def put(out: Path, page: Callable[[], bytes]) -> None:
-    """Write what `page` makes, whole or not at all. Raises ReportError."""
+    """Write the result of `page`, completely or not at all. Raises ReportError."""
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with _writing(out):  # before it is drawn, which takes a while
+        with _writing(out):  # checked before the page is drawn, which takes a while
             partial.touch()
-            partial.unlink()  # so that nothing stays when it is stopped meanwhile
+            partial.unlink()  # so that nothing stays if it is stopped meanwhile
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         made = page()
@@ -53,7 +53,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Control characters, which neither HTML nor a font can show, replaced."""
+    """The text with control characters replaced, which neither HTML nor a font can show."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
@@ -61,14 +61,14 @@ def saved(figure: Any) -> bytes:
     """The figure as a PNG; it is closed."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter of a sample that the font lacks is shown as a box
+        warnings.simplefilter("ignore")  # characters that the font lacks are shown as boxes
         figure.savefig(buffer, format="png", dpi=110)
     pyplot().close(figure)
     return buffer.getvalue()
 
 
 def pyplot() -> Any:
-    """matplotlib for files, without a screen; imported when something is drawn."""
+    """pyplot without a screen; imported only when something is drawn."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """One page about a run, as HTML that needs no other file, or as a PNG.
 
-It only reads, so it may be asked while the run goes on. What is not there yet, or is damaged, the
-page says in the place where it would be.
+It only reads, so it can be made while the run continues. In place of anything that is missing or damaged,
+the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Facts = dict[str, str]
 
 
 def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
-    """The page about a run, with a sample of so many tokens that begins with the prompt.
+    """Write the page about a run, with a sample of `tokens` tokens that continues the prompt.
 
     Raises ReportError.
     """
@@ -49,7 +49,7 @@ def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
 
 
 def summary(run: Path, records: Records) -> Facts:
-    """What the top of the page says, by name."""
+    """The facts at the top of the page, by name."""
     finished = any(r.get("final") for r in records)
     state = "finished" if finished else "running" if process.is_locked(run) else "stopped before its end"
     facts = {"state": state, "steps": f"{max(r['step'] for r in records):,}"}
@@ -76,7 +76,7 @@ def summary(run: Path, records: Records) -> Facts:
 
 
 def _newest(run: Path) -> tuple[Checkpoint | None, str]:
-    """The newest whole checkpoint, and what is wrong with newer ones; or why there is none."""
+    """The newest intact checkpoint, and what is wrong with newer ones; or why there is none."""
     from bitnet.train.checkpoint import Checkpoint
 
     damaged: list[str] = []
@@ -105,17 +105,17 @@ def _of_checkpoint(checkpoint: Checkpoint | None, problem: str) -> Facts:
 
 
 def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> str:
-    """Up to n tokens that the checkpoint makes of a prompt, or the reason why there is none, in brackets."""
+    """A prompt continued by up to n tokens, or in brackets the reason why there is no sample."""
     from bitnet.data import tokenizer
 
     if not n:
-        return "[not asked for: --tokens 0]"
+        return "[not requested: --tokens 0]"
     if checkpoint is None:
         return f"[no sample: {problem}]"
     try:
         config = checkpoint.config
         if not config.has_head or config.mask == "bidirectional":
-            return "[none: this model does not say what comes next]"
+            return "[none: this model does not predict the next token]"
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
         words = checkpoint.words
@@ -127,7 +127,7 @@ def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> 
 
 
 def _generate(model: Any, ids: list[int], n: int) -> list[int]:
-    """Up to n more tokens at temperature 0.8 among the 40 likeliest, seed 0, ending with the document."""
+    """Up to n more tokens at temperature 0.8, top-k 40, seed 0, until the document ends."""
     import torch
 
     random = torch.Generator().manual_seed(0)
