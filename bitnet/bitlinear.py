@@ -21,9 +21,9 @@ class FloatLinear(nn.Linear):
 class BitLinear(nn.Linear):
     """`nn.Linear` with float master weights that computes with their ternary codes (`bitnet.quant`).
 
-    x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype. Raises ValueError:
-    x has another width.
-    `amount` is that of `bitnet.quant`: below 1 only while a float model is being converted.
+    x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype. Raises ValueError
+    if x has another width.
+    `amount` is λ as in `bitnet.quant`: below 1 only while quantizers are phased in.
     """
 
     amount: float | Tensor = 1.0
@@ -44,7 +44,7 @@ class BitLinear(nn.Linear):
 
 
 def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Several linear layers of one input. The ternary ones and their adapters share one quantization of it."""
+    """Several linear layers on one input, which the ternary ones and their adapters quantize once."""
     ternary = [layer for layer in layers if isinstance(layer, BitLinear)]
     if not ternary:
         return tuple(layer(x) for layer in layers)

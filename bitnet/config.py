@@ -1,4 +1,4 @@
-"""Every hyperparameter of every model family, in one record; for its draft, or for images, a model has a second within.
+"""Every hyperparameter of every model family, in one record; a model's draft or vision stack is a second one within.
 
 `ModelConfig` can say more than is computed, which `not_yet` names. The packed file stores the same fields
 (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
@@ -129,7 +129,7 @@ class ModelConfig:
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """Patches of an image."""
         known = type(self.image_size) is type(self.patch_size) is int and self.patch_size > 0
         return (self.image_size // self.patch_size) ** 2 if known else 0
 
@@ -177,7 +177,7 @@ class ModelConfig:
 
     @property
     def width(self) -> int:
-        """The width of the vectors that a model without a head gives."""
+        """The width of the vectors of a model without a head."""
         return self.out_dim or self.dim
 
     @property

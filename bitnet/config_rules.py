@@ -1,4 +1,4 @@
-"""What `bitnet.config.ModelConfig` may hold: words, ranges, and which options fit together.
+"""Valid values of `bitnet.config.ModelConfig`: words, ranges, and combinations of options.
 
 Each check raises ValueError: what was found, and what is expected.
 """
@@ -262,7 +262,7 @@ def _check_towers(config: Any, vision: Any) -> None:
         )
     for field, pooling in (("pooling", config.pooling), ("vision.pooling", vision.pooling)):
         if pooling == "none":
-            raise ValueError(f"{field} is 'none', expected what makes one vector of a text or an image, such as 'mean'")
+            raise ValueError(f"{field} is 'none', expected a pooling to one vector per text or image, such as 'mean'")
     if vision.width != config.width:
         raise ValueError(
             f"images give vectors of {vision.width} numbers and texts of {config.width}, expected as many; "

@@ -1,7 +1,7 @@
-"""Products of fp32 matrices by the faster of the two libraries that torch has on an x86 CPU.
+"""Products of fp32 matrices with the faster of torch's two libraries on an x86 CPU.
 
-torch multiplies fp32 matrices by MKL, which takes AVX2 on CPUs that Intel did not make: half the rate of AVX-512, where
-they have that. oneDNN, by which it multiplies bf16, takes what there is. Both add in fp32, in orders of their own.
+For fp32, torch uses MKL, which only uses AVX2 on non-Intel CPUs: half the rate of AVX-512, if they have it. oneDNN,
+which torch uses for bf16, uses what the CPU has. Both accumulate in fp32, each in its own order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 _traced = torch.library.custom_op("bitnet::product", _product, mutates_args=(), device_types="cpu")
-"""As inductor is to see it: it takes that product of oneDNN itself only for weights that never change."""
+"""A custom op for inductor, which by itself uses oneDNN's product only for constant weights."""
 _traced.register_fake(lambda a, b: a.new_empty(len(a), b.shape[1]))
 
 
 def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """a @ b, added to `onto`, whose memory it may take. a: (M, K), b: (K, N), either in any memory order."""
+    """a @ b, added to `onto`, possibly in place. a: (M, K), b: (K, N), either in any memory order."""
     if by_onednn(a, b) and a.numel() and b.numel():
         y: Tensor = (_traced if torch.compiler.is_compiling() else _product)(a, b)
         return y if onto is None else onto.add_(y)
@@ -56,7 +56,7 @@ _linear: Callable[[Tensor, Tensor], Tensor] = _Linear.apply
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch's own `linear`. x: (..., K), weight: (N, K)."""
+    """Like torch's `linear`. x: (..., K), weight: (N, K)."""
     if torch.is_autocast_enabled(x.device.type) or x.dim() < 2 or not by_onednn(x, weight):
         return F.linear(x, weight, bias)
     y = _linear(x, weight)

@@ -1,11 +1,11 @@
-"""Tasks of lm-evaluation-harness, answered by the engine: `bitnet eval MODEL --tasks …`.
+"""Tasks of lm-evaluation-harness, run by the engine: `bitnet eval MODEL --tasks …`.
 
     python -m bitnet.harness run --model bitnet --model_args path=model.bitnet --tasks arc_easy
 
-is the harness's own command, which then knows this model class. Texts are encoded, split and cut
-as by the harness's class for transformers (`HFLM`), so that figures can be compared. The order of
-the work is another: requests are sorted by their tokens, and what one shares with the one before,
-a context or the solved examples of a task, is computed once.
+is the harness's own command, which then knows this model class. Texts are encoded, split and truncated
+as in the harness's class for transformers (`HFLM`), so that figures can be compared. Only the order
+differs: requests are sorted by their tokens, and a prefix shared with the previous one, such as a
+context or the few-shot examples of a task, is computed once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bitnet_runtime.prompt import extend
 from bitnet_runtime.together import generate_batch
 
 YAML = (".yaml", ".yml")
-MAX_LOGITS = 1 << 22  # numbers that are held at a time: 16 MB, and twice as much in fp64
+MAX_LOGITS = 1 << 22  # most logits in memory at a time: 16 MB, and twice as much in fp64
 
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 """The texts of a request, the tokens of its context, and those of its continuation."""
@@ -41,12 +41,12 @@ Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 
 @register_model("bitnet")
 class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
-    """A packed model as the harness wants it.
+    """A packed model with the harness's interface.
 
     path: a packed file, or an open Model. max_length: tokens of context, None: the model's.
     batch_size: answers that are generated together. threads, isa, kv_type: as in Model.load.
-    between: called before each question, or batch of them; what it raises ends the work.
-    adapter: the name of one that an open Model was loaded with.
+    between: called before each request, or batch of requests; an exception ends the evaluation.
+    adapter: the name of an adapter that an open Model was loaded with.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         kv_type: str = "f32",
         between: Callable[[], None] = lambda: None,
         adapter: str | None = None,
-        max_batch_size: int | None = None,  # the harness's command gives these two to every class,
-        device: str | None = None,  # a GPU where nobody said so; the engine runs on the CPU
+        max_batch_size: int | None = None,  # the harness's command passes these two to every class;
+        device: str | None = None,  # by default a GPU, but the engine runs on the CPU
     ) -> None:
         super().__init__()
         if not isinstance(path, Model):
@@ -70,7 +70,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         self.model.require_head()
         if not self.model.has_tokenizer:
             raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
-        self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # "auto", too
+        self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # also for "auto"
         self.between, self.adapter = between, adapter
         self._block = max(1, MAX_LOGITS // self.model.vocab_size)
 
@@ -82,12 +82,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
 
     @property
     def max_gen_toks(self) -> int:
-        """Of an answer, where the task does not say; a small context is shared between question and answer."""
+        """Tokens of an answer, if the task does not say; a small context is shared between question and answer."""
         return min(256, self.max_length // 2)
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text. Raises ValueError: the file names none."""
+        """The token that ends a text. Raises ValueError if the file names none."""
         named = self._named("eos_token")
         ends = [*named, *sorted(self.model.end_tokens)]
         if not ends:
@@ -98,14 +98,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: the start token, else the end token."""
+        """The token before a text without context: the start token, else the end token."""
         if self.model.bos_token is not None:
             return self.model.bos_token
         named = self._named("bos_token")
         return named[0] if named else self.eot_token_id
 
     def _named(self, name: str) -> list[int]:
-        """The id of a special token that the file names, if it is one token."""
+        """The ids of a special token that the file names, empty unless it is a single token."""
         words = (self.model.metadata.get("generation") or {}).get("special_tokens") or {}
         ids = self.tok_encode(words[name], add_special_tokens=False) if isinstance(words.get(name), str) else []
         return ids if len(ids) == 1 else []
@@ -118,7 +118,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         return self.model.tokenize(string, add_bos=add_special_tokens is not False, parse_special=True)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt as text; without `add_generation_prompt` the last message is left open, to be gone on with."""
+        """The prompt as text; without `add_generation_prompt` the last message is left open, to be continued."""
         text = self.model.render_template(chat_history, add_generation_prompt=add_generation_prompt)
         if add_generation_prompt:
             return text
@@ -133,7 +133,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     def _loglikelihood_tokens(
         self, requests: Sequence[Scored], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """Of each continuation its log-probability, and whether each of its tokens is the likeliest."""
+        """For each continuation its log-probability, and whether all of its tokens are the most probable."""
         answers: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2])
         with self.model.session(adapter=self.adapter) as session:
@@ -146,12 +146,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
                         f"{texts[0][-20:]!r}, or is empty; expected a target_delimiter such as ' ', or another answer"
                     )
                 answers[i] = self._score(session, context, continuation)
-                if texts is not None:  # a whole request, no window of one
+                if texts is not None:  # a whole request, not one window of it
                     self.cache_hook.add_partial("loglikelihood", texts, answers[i])
         return [answers[i] for i in range(len(requests))]
 
     def _score(self, session: Session, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        """What does not fit is cut from the left. The last token is predicted and need not fit."""
+        """The context is truncated on the left to fit. The last token is only predicted and need not fit."""
         if not 1 <= len(continuation) <= self.max_length:
             raise ValueError(
                 f"a continuation has {len(continuation)} tokens, expected 1 to {self.max_length}, the model's context"
@@ -169,7 +169,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         return score, greedy
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of whole texts, each token scored once, windows as the harness cuts them."""
+        """The log-probability of whole texts, each token scored once, in the harness's windows."""
         windows: list[Scored] = []
         owners: list[int] = []
         for i, request in enumerate(requests):
@@ -187,7 +187,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     # ---- answers ----
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers, several computed together; a request that samples draws from its place in the list as seed."""
+        """Answers, several generated together; for sampling, the seed is the request's place in the list."""
         prompts = [self._prompt(*request.args) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: prompts[i][0])
         answers: dict[int, str] = {}
@@ -212,9 +212,9 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         return [answers[i] for i in range(len(requests))]
 
     def _prompt(self, context: str, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
-        """Tokens, cut from the left so that the answer has room, and options of `Model.stream`.
+        """Tokens, truncated on the left to leave room for the answer, and options of `Model.stream`.
 
-        What the task does not say of sampling the file says, or the table of `bitnet_runtime.defaults`.
+        Sampling options that the task does not set come from the file, or from `bitnet_runtime.defaults`.
         """
         sampling: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), self.max_gen_toks))
         most = sampling.pop("max_gen_toks")
@@ -231,7 +231,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
 
 
 def _judge(rows: Any, targets: Sequence[int]) -> tuple[float, bool]:
-    """Log-probability of targets under rows of logits, and whether each is its row's likeliest token."""
+    """Log-probability of targets under rows of logits, and whether each is its row's most probable token."""
     return float(log_probabilities(rows, targets).sum()), bool((rows.argmax(1) == targets).all())
 
 
@@ -247,16 +247,16 @@ def report(
     between: Callable[[], None] = lambda: None,
     adapter: str | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """What `bitnet eval --tasks` prints: the harness's figures by task, and its table of them.
+    """The output of `bitnet eval --tasks`: the harness's figures by task, and its table.
 
-    names: of tasks or groups, or YAML files that define one. between, adapter: those of EngineLM.
-    Raises ValueError: there is no such task.
+    names: tasks, groups, or YAML files that define a task. between, adapter: as in EngineLM.
+    Raises ValueError if there is no such task.
     """
     files = [Path(name) for name in names if name.endswith(YAML)]
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
-    with contextlib.redirect_stdout(sys.stderr):  # what the harness says meanwhile is no result
-        manager = TaskManager(include_defaults=len(files) < len(names))  # reading its 14,000 takes seconds
+    with contextlib.redirect_stdout(sys.stderr):  # progress messages of the harness are not the result
+        manager = TaskManager(include_defaults=len(files) < len(names))  # reading the harness's 14,000 takes seconds
         check_names(names, manager.all_tasks)
         for file in files:
             _check_file(file, manager)
@@ -282,12 +282,12 @@ def _check_file(file: Path, manager: TaskManager) -> None:
         manager.load([str(file)])
     except (OSError, ValueError):
         raise
-    except Exception as error:  # of YAML, and whatever a missing or wrong entry leads to
+    except Exception as error:  # YAML errors, and whatever a missing or wrong entry causes
         raise ValueError(f"{file} does not define a task: {type(error).__name__}: {error}") from error
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises ValueError: a name that is no file's and not known, with the nearest that are."""
+    """Raises ValueError for a name that is neither a file nor known, with the closest known ones."""
     for name in names:
         if not name.endswith(YAML) and name not in known:
             near = difflib.get_close_matches(name, known, 3)

@@ -1,7 +1,7 @@
-"""Σ q·c of int8 numbers by the fastest of torch's products that is exact on this device.
+"""Σ q·c of int8 numbers with the fastest of torch's products that is exact on this device.
 
-What is computed leaves no choice (`bitnet.quant`), only how: natively in int8 where the CPU or the CUDA
-library does that exactly, else in fp32, in parts whose sums it holds.
+The result is fixed (`bitnet.quant`), only the method varies: natively in int8 if the CPU or the CUDA
+library is exact, else in fp32, in parts whose sums fp32 represents exactly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EXACT = 1040  # int8 products whose sum fp32 holds: 1040·127·127 < 2²⁴
+EXACT = 1040  # int8 products whose sum is exact in fp32: 1040·127·127 < 2²⁴
 
 
 def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
 
 
 def _int8_product_is_exact() -> bool:
-    """Whether this CPU's int8 product adds without saturating (x86 before VNNI may not): tried on the extremes."""
+    """Whether this CPU's int8 product accumulates without saturation (before VNNI x86 may not); tests the extremes."""
     extremes = torch.tensor([127, -127], dtype=torch.int8)[:, None].expand(2, 256).contiguous()
     product = torch._int_mm(extremes, extremes.T)
     return product.tolist() == [[256 * 127 * 127, -256 * 127 * 127], [-256 * 127 * 127, 256 * 127 * 127]]
@@ -37,9 +37,9 @@ CPU_INT8_IS_EXACT = _int8_product_is_exact()
 
 
 def _has_int8_product(q: Tensor, codes: Tensor) -> bool:
-    """Whether torch multiplies these as int8, exactly. The CUDA library asks for these sizes.
+    """Whether torch multiplies these exactly in int8. The sizes are requirements of the CUDA library.
 
-    On a CPU torch 2.13 gives what lies in memory where there is but one product to add, as in the last group of 129.
+    On a CPU torch 2.13 returns uninitialized memory if K is 1, as in the last group of 129.
     """
     if q.device.type == "cuda":
         return q.shape[0] > 16 and q.shape[1] % 8 == 0 and codes.shape[0] % 8 == 0

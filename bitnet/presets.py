@@ -1,6 +1,6 @@
-"""Models by name: published ones, and those that `bitnet train` begins with.
+"""Models by name: published ones, and those for `bitnet train`.
 
-Imports no torch, as `bitnet.config`.
+Does not import torch, like `bitnet.config`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _THINKER: dict[str, Any] = {
     "activation": "silu", "sub_norm": False, "tie_embeddings": False, "dropout": 0.1,
 }  # fmt: skip
 
-_SEES: dict[str, Any] = {  # layers of SigLIP and CLIP, and those of a tower, whose vectors are compared
+_SEES: dict[str, Any] = {  # layers of SigLIP and CLIP, for vision stacks and text towers
     "norm": "layer", "norm_bias": True, "sub_norm": False, "ffn": "plain", "activation": "gelu",
     "position": "learned", "qkv_bias": True, "o_bias": True, "ffn_bias": True, "has_head": False,
     "tie_embeddings": False,
@@ -58,26 +58,26 @@ _TINY_TOWER: dict[str, Any] = _SEES | {  # ternary from its first step
 _TINY_VISION = ModelConfig(n_layers=4, image_size=72, patch_size=24, pooling="attention", **_RGB, **_TINY_TOWER)
 
 PRESETS: dict[str, ModelConfig] = {
-    # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
-    # size training spends its time on attention and on reading activations, not on products.
+    # The demo: 2 million parameters, trained in minutes on two cores. Few heads and layers: at this
+    # size training spends its time on attention and memory traffic, not on matrix products.
     "tiny": ModelConfig(
         vocab_size=2048, dim=192, n_layers=4, n_heads=3, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
     ),
-    # As large, and llama.cpp takes it: its activation, and rows of whole blocks of TQ1_0 and TQ2_0 (256 weights).
+    # As large, for llama.cpp: an activation that it has, and rows of whole TQ1_0 and TQ2_0 blocks (256 weights).
     "gguf": ModelConfig(
         vocab_size=2048, dim=256, n_layers=3, n_heads=4, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
         activation="silu",
     ),
-    # Characters in, about 1 million parameters.
+    # Character-level, about 1 million parameters.
     "mini-gpt": ModelConfig(
         vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
     ),
-    # As large, with a learned vector for each position.
+    # As large, with learned position embeddings.
     "mini-gpt-learned": ModelConfig(
         vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
         position="learned",
     ),
-    # The decoder of a small multimodal model; with 8 experts, of which a token takes 2, four times the parameters.
+    # The decoder of a small multimodal model; with 8 experts, 2 per token, four times the parameters.
     "thinker": ModelConfig(vocab_size=5000, **_THINKER),
     "thinker-moe": ModelConfig(vocab_size=5000, n_experts=8, experts_per_token=2, **_THINKER),
     # arXiv 1706.03762, base: half of it as a decoder, and as an encoder for --objective mlm. Ternary.
@@ -97,8 +97,8 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=151_936, dim=4096, n_layers=36, n_heads=32, n_kv_heads=8, head_dim=128, ffn_dim=12_288,
         max_context=65_536, norm_eps=1e-6, rope_theta=1e6, tie_embeddings=False, **_BONSAI,
     ),
-    # Images of 72 pixels in 9 patches, and short texts, 1.5 million parameters; and a decoder that is shown such
-    # images. The tokenizer of a run says which token stands for an image.
+    # Images of 72 pixels in 9 patches, and short texts, 1.5 million parameters; and a decoder that takes such
+    # images. The tokenizer of a run determines the image token.
     "siglip-tiny": ModelConfig(
         name="text", vocab_size=1024, n_layers=3, max_context=64, mask="bidirectional", pooling="mean", out_dim=128,
         projector_bias=True, similarity_scale=10.0, similarity_bias=-10.0, vision=_TINY_VISION, **_TINY_TOWER,

@@ -1,4 +1,4 @@
-"""What a training run asks of its process: orderly signals, a folder of its own, memory that is reused."""
+"""Process-level services of a training run: signal handling, a locked folder, memory reuse."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ECHO = 0.5  # seconds
 
 
 class Interruption:
-    """While entered, the first Ctrl-C, SIGTERM, or SIGHUP of a terminal that is closed, is only noted, in `signal`; a
-    second Ctrl-C acts at once, unless it is an echo of the first, as programs make that hand on what the terminal has
-    sent anyway. In another thread than the main one nothing is noted: Python hears signals there alone."""
+    """A context in which the first Ctrl-C, SIGTERM, or SIGHUP of a closed terminal is only recorded, in `signal`. A
+    second Ctrl-C acts at once, unless it is an echo of the first, from a program that forwards a signal which the
+    terminal also sent. Outside the main thread nothing is recorded: Python handles signals only there."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -39,16 +39,16 @@ class Interruption:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """For work of many parts, between two of them. Raises InterruptedError: a signal was noted."""
+        """To be called between parts of long work. Raises InterruptedError if a signal was recorded."""
         if self.signal:
-            raise InterruptedError("a signal came, and the run is to stop")
+            raise InterruptedError("a signal arrived, and the run is to stop")
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal, noted = number, time.monotonic()
         if number == signal.SIGHUP:
             unheard()
         if number == signal.SIGINT:
-            with contextlib.suppress(OSError):  # nobody listens
+            with contextlib.suppress(OSError):  # stderr is closed
                 os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
 
         def again(number: int, frame: FrameType | None) -> None:
@@ -59,7 +59,7 @@ class Interruption:
 
 
 def unheard() -> None:
-    """Nobody reads stderr any more: what is said there goes nowhere, and nothing fails for it."""
+    """Redirect stderr, which nobody reads any more, to the null device, so that writing to it does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -67,20 +67,20 @@ def unheard() -> None:
 
 @dataclass
 class Claim:
-    """A run folder that is ours; `begun`: the run has something in it to go on from."""
+    """A run folder that is ours; `begun`: the run has something in it to resume from."""
 
     begun: bool = False
 
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
-    """The folder, made and locked. When the block fails before the run has begun, new files in it are removed."""
+    """Create and lock the folder. If the block fails before the run has begun, new files in it are removed."""
     if folder.is_file():
         raise NotADirectoryError(f"{folder} is a file, expected a run folder")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
-        with contextlib.suppress(OSError):  # a folder that one may pass through, but not read
+        with contextlib.suppress(OSError):  # a folder that may be traversed, but not read
             flush(each.parent)
     claim = Claim()
     try:
@@ -89,20 +89,20 @@ def claimed(folder: Path) -> Iterator[Claim]:
                 yield claim
             except BaseException:
                 for path in () if claim.begun else set(folder.iterdir()) - before:
-                    if path.is_file():  # a folder is a checkpoint, which nobody removes by mistake
+                    if path.is_file():  # folders may be checkpoints, which must not be removed by mistake
                         path.unlink()
                 raise
     finally:
         for each in () if claim.begun else missing:
-            with contextlib.suppress(OSError):  # there is something in it
+            with contextlib.suppress(OSError):  # it is not empty
                 each.rmdir()
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[set[Path]]:
-    """Refuse a second run in the same folder. The lock ends with the process, however that ends.
+    """Refuse a second run in the same folder. The lock ends with the process, whatever ends it.
 
-    Yields what was in the folder before.
+    Yields the previous content of the folder.
     """
     try:
         import fcntl
@@ -150,9 +150,8 @@ def is_locked(folder: Path) -> bool:
 def keep_freed_memory() -> None:
     """Ask glibc to reuse large blocks instead of returning them to the kernel.
 
-    Every step allocates the same activations; getting them again zeroed, page by page, made a
-    step take up to twice as long. glibc wants to be asked before there are other threads: those of
-    parallel.joined, for example.
+    Every step allocates the same activations; getting zeroed pages again made a step take up to twice
+    as long. This has to be called before other threads exist, such as those of parallel.joined.
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     if sys.platform == "linux":

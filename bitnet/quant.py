@@ -1,4 +1,4 @@
-"""The numeric specification of BitNet b1.58: what a weight and an activation become.
+"""The numeric specification of BitNet b1.58: the quantization of weights and activations.
 
 Everything else in this project computes exactly this: the packed file stores these codes and
 scales, the C engine reproduces `integer_product` from integers. All arithmetic is fp32 and
@@ -29,7 +29,7 @@ GROUP = 128  # inputs that share a scale when the scope is "group"
 
 
 def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
-    """γ = max(mean|W|, 1e-5), fp32; those of groups rounded to fp16, as they are stored.
+    """γ = max(mean|W|, 1e-5), fp32; for groups rounded to fp16, as stored.
 
     w: (N, K). Returns shape (1,) for "tensor", (N,) for "row", (N, ceil(K/128)) for "group".
     """
@@ -46,9 +46,9 @@ def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
 
 
 def _mean_magnitude(w: Tensor) -> Tensor:
-    """The mean of |w| of each row, to the last bit the same for any number of threads and on any device.
+    """The mean of |w| of each row, bit-identical for any number of threads and on any device.
 
-    |w| counts in whole units of 2⁻³², of which fp64 adds 2⁵³ exactly, in whatever order: enough for 100 million
+    |w| is rounded to multiples of 2⁻³², of which fp64 adds 2⁵³ exactly, in any order: enough for 100 million
     weights of 0.02. w: (N, K). Returns fp32 (N,).
     """
     units = w.detach().float().mul(2.0**32).abs_().round_().sum(dim=1, dtype=torch.float64)
@@ -76,7 +76,7 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     x = x.detach().float()
     largest = x.abs().amax(dim=-1, keepdim=True).clamp(min=EPS)
-    s = torch.full_like(largest, 127.0) / largest  # a number over it would be its reciprocal times that
+    s = torch.full_like(largest, 127.0) / largest  # a tensor: torch would compute 127.0 / x as the reciprocal times 127
     return (x * s).round_().clamp_(-127, 127).to(torch.int8), s
 
 
@@ -87,12 +87,12 @@ def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     w = w.detach().float()
     largest = w.abs().amax(dim=1).clamp(min=EPS)
-    sigma = largest / torch.full_like(largest, 127.0)  # by a number a GPU multiplies with its reciprocal
+    sigma = largest / torch.full_like(largest, 127.0)  # a tensor: by a number a GPU multiplies by its reciprocal
     return (w / sigma[:, None]).round_().clamp_(-127, 127).to(torch.int8), sigma
 
 
 def stored_rows(w: Tensor, storage: str) -> Tensor:
-    """What rows of an embedding or head become when stored: c·σ for "int8", rounded for "f16", w for "f32"."""
+    """The values of embedding or head rows as stored: c·σ for "int8", rounded for "f16", w for "f32"."""
     if storage == "int8":
         codes, sigma = row_codes(w)
         return codes * sigma[:, None]
@@ -106,7 +106,7 @@ def stored_rows(w: Tensor, storage: str) -> Tensor:
 def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """y = (Σ q·c)·(scale/s): an exact integer sum (`bitnet.integer_sum`), converted to fp32, and one fp32 factor.
 
-    Of groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
+    With groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
     q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns (M, N), rounded to dtype.
     """
     if scaled_sum.possible(q, codes, scale):
@@ -124,8 +124,8 @@ def product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tens
 
 
 def _outputs(x: Tensor) -> torch.dtype:
-    """What a product of x comes out as: of fp64 that, in a reference model; on a GPU under autocast what a linear
-    layer of floats gives there, half the bytes to write and to keep; else fp32."""
+    """The dtype of a product with x: fp64 for fp64, in a reference model; on a GPU under autocast that of a float
+    linear layer there, half the bytes to write and keep; else fp32."""
     if x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         return torch.get_autocast_dtype("cuda")
     return torch.promote_types(x.dtype, torch.float32)
@@ -158,7 +158,7 @@ class _QuantizedLinear(torch.autograd.Function):
         w_qs = [(codes * expand_scale(scale, *codes.shape)).to(ctx.dtype) for codes, scale in pairs]
         gs = [grad.flatten(0, -2) for grad in grads]
         sizes = [g.shape[1] for g in gs]
-        if gs[0].dtype != ctx.dtype:  # they move anyway: to where one product does for all
+        if gs[0].dtype != ctx.dtype:  # they are copied anyway: side by side, so that one product suffices
             gs, w_qs = [_side_by_side(gs, ctx.dtype)], [torch.cat(w_qs)]
         grad_x = product(gs[0], w_qs[0])
         for g, w_q in zip(gs[1:], w_qs[1:], strict=True):
@@ -176,10 +176,10 @@ class _QuantizedLinear(torch.autograd.Function):
 
 
 def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Matrices (M, N_i) as one (M, ΣN_i), converted on the way there."""
+    """Matrices (M, N_i) as one (M, ΣN_i), converted to dtype."""
     if len(parts) == 1:
         return parts[0].to(dtype)
-    if torch.compiler.is_compiling():  # fused with what makes them, as copies into slices are not
+    if torch.compiler.is_compiling():  # fused with its inputs, unlike copies into slices
         return torch.cat([part.to(dtype) for part in parts], 1)
     widths = [part.shape[1] for part in parts]
     whole = parts[0].new_empty(len(parts[0]), sum(widths), dtype=dtype)
@@ -205,14 +205,14 @@ _partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
 
 
 def _is_whole(amount: float | Tensor) -> bool:
-    """Whether quantizers count in full. Never of a tensor, which may change without compiling anew."""
+    """Whether quantizers apply fully. Never for a tensor, which may change without recompilation."""
     return isinstance(amount, float) and amount == 1.0
 
 
 def _quantized_linear(
     x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor, amount: float | Tensor
 ) -> tuple[Tensor, ...]:
-    """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
+    """`_QuantizedLinear`; with an amount below 1, a float product of values between x and x_q, W and W_q."""
     if _is_whole(amount):
         return _integer_linear(x, quantizers, *weights)
     dtype = _outputs(x)
@@ -226,14 +226,14 @@ def _quantized_linear(
     return tuple(linear(x, w).to(dtype) for w in between)
 
 
-# `amount` is the λ of a conversion (docs/finetune.md): every quantizer Q computes v + λ·(Q(v) − v). As a
-# tensor () it may change without compiling anew, and is not taken for 1.
+# `amount` is λ of gradual quantization (docs/finetune.md): every quantizer Q computes v + λ·(Q(v) − v). A
+# tensor () may change without recompilation, and never counts as exactly 1.
 
 
 def ternary_linear(
     x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float | Tensor = 1.0, by_row: Sequence[Tensor] = ()
 ) -> tuple[Tensor, ...]:
-    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ, and then with those that are int8 `by_row`.
+    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ, then with the matrices `by_row`, int8 per row.
 
     x: (..., K), W_i: (N_i, K); y_i: (..., N_i).
     """
@@ -242,9 +242,9 @@ def ternary_linear(
 
 
 def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor") -> Tensor:
-    """The head: x · Wᵀ with W as stored; where codes are stored the activations are int8 too.
+    """The head: x · Wᵀ with W as stored; if codes are stored, the activations are int8, too.
 
-    x: (..., K), w: (N, K). scope: of γ, when the storage is "ternary".
+    x: (..., K), w: (N, K). scope: of γ, if the storage is "ternary".
     """
     if storage == "ternary":
         return ternary_linear(x, w, scope=scope, amount=amount)[0]
@@ -254,9 +254,9 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
 
 
 def raised(low: Tensor, adapter_out: Tensor) -> Tensor:
-    """What an adapter adds: Bᵀ·(A·x_q), A and B as they are stored, int8 per row; the outer sum in fp32.
+    """The output of an adapter: Bᵀ·(A·x_q), A and B as stored, int8 per row; the outer sum in fp32.
 
-    low: A·x_q, (..., rank), of `ternary_linear`; B: (rank, N). Returns (..., N).
+    low: A·x_q, (..., rank), from `ternary_linear`; B: (rank, N). Returns (..., N).
     """
     b = _partly(adapter_out, stored_rows(adapter_out, "int8"), 1.0)
     with torch.autocast(low.device.type, enabled=False):
@@ -266,7 +266,7 @@ def raised(low: Tensor, adapter_out: Tensor) -> Tensor:
 def head_operands(
     w: Tensor, storage: str, amount: float | Tensor, scope: str, dtype: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """What `output_logits` multiplies with: the weights as they count, (N, K), and at λ = 1 their codes and scale."""
+    """The operands of `output_logits`: the weights as quantized at λ, (N, K), and at λ = 1 their codes and scale."""
     if storage not in ("ternary", "int8"):
         return torch.lerp(w, stored_rows(w, storage).to(w.dtype), amount).to(dtype), None
     codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)

@@ -1,5 +1,5 @@
-"""(Σ q·c)·(scale/s) of int8 numbers on a GPU in one kernel: torch's own int8 product writes its sums as int32, which
-others then read and scale, and of a layer's products that is most of what goes through memory.
+"""(Σ q·c)·(scale/s) of int8 numbers on a GPU in one kernel: torch's own int8 product writes int32 sums, which other
+kernels then read and scale, and that would be most of the memory traffic of a layer's products.
 
 Triton, which this is written in, comes with torch for CUDA.
 """
@@ -16,7 +16,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def possible(q: Tensor, codes: Tensor, scale: Tensor) -> bool:
-    """Whether this product is one for `scaled_sum`. Rows are read in pieces of 16 bytes."""
+    """Whether `scaled_sum` can compute this product. Rows are read in pieces of 16 bytes."""
     return HAS_TRITON and q.device.type == "cuda" and scale.dim() == 1 and q.shape[1] % 16 == 0 and len(q) > 16
 
 
@@ -38,9 +38,9 @@ if HAS_TRITON:
         triton.Config({"BM": 128, "BN": 128, "BK": bk, "ROWS": 8}, num_warps=warps, num_stages=3)
         for bk, warps in ((128, 8), (64, 4))
     ]
-    """Rows and columns of y that a block of threads makes, from so many of K at a time. The first is the quickest of
-    ten on an H200, and takes 96 KiB of shared memory; the second half of that. ROWS of tiles are made together, so
-    that what they share stays in the cache."""
+    """Rows and columns of y that a block of threads computes, and values of K it loads at a time. The first is the
+    fastest of ten on an H200, and takes 96 KiB of shared memory; the second half of that. ROWS of tiles are computed
+    together, so that their shared inputs stay in the cache."""
 
     @triton.autotune(TILES, key=["M", "N", "K"])
     @triton.jit
@@ -55,7 +55,7 @@ if HAS_TRITON:
         m = (first + index % (ROWS * across) % rows) * BM + tl.arange(0, BM)
         n = index % (ROWS * across) // rows * BN + tl.arange(0, BN)
         k = tl.arange(0, BK)
-        from_q = q + (m % M).to(tl.int64)[:, None] * K + k[None, :]  # what lies beyond the end is made, and not kept
+        from_q = q + (m % M).to(tl.int64)[:, None] * K + k[None, :]  # rows past the end wrap; they are not stored
         from_codes = codes + (n % N).to(tl.int64)[None, :] * K + k[:, None]
         sums = tl.zeros((BM, BN), dtype=tl.int32)
         for start in range(0, K, BK):

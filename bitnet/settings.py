@@ -1,4 +1,4 @@
-"""What a training run can be told, and the defaults. Imports no torch: the command line is built from these fields."""
+"""The options of a training run, and their defaults. Imports no torch: the command line is built from these fields."""
 
 # ruff: noqa: RUF009  (`option` is `field`)
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
 
 ALTERNATIVES = (("steps", "minutes", "tokens", "tokens_per_parameter"), ("accumulate", "batch_tokens"))
-"""Options that take each other's place: whichever is given last counts. The first is there if none is given."""
+"""Mutually exclusive options: the one given last counts. The first of a group applies if none is given."""
 
 
 def option(default: Any, text: str) -> Any:
@@ -255,6 +255,6 @@ CONTEXT = 1024  # default of finetuning: published models state what they suppor
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
-    """The end of an error; "" when nothing is near."""
+    """A suggestion to end an error with; "" if no name is close."""
     near = difflib.get_close_matches(name, names, 1)
     return f", did you mean {near[0]!r}?" if near else ""

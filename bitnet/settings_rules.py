@@ -1,4 +1,4 @@
-"""What `bitnet.settings.Settings` may hold: words, ranges, and which options fit together."""
+"""Valid values of `bitnet.settings.Settings`: words, ranges, and combinations of options."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CONVERSION: tuple[str, ...] = (
     "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
     *LORA, "draft_only", "self_written", "preference", "beta",
 )  # fmt: skip
-"""Options of `bitnet finetune` alone."""
+"""Options of only `bitnet finetune`."""
 
 
 def check(settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `bitnet finetune` begins with, before the user says anything: it follows from the source."""
+"""Defaults of `bitnet finetune`, which depend on the source."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.settings import CONTEXT, FINETUNE_SETTINGS
 
 LORA_SETTINGS = FINETUNE_SETTINGS | {"lr": 1e-3, "quantize_warmup": 0.0}
-"""Those of adapters, which begin with nothing."""
+"""Defaults for adapters, which start from zero."""
 
 DRAFT_SETTINGS = {"draft": True, "quantize_warmup": 0.5, "batch": 4}
-"""Those of a draft that learns alone: one layer learns sooner from many small steps than from few large ones."""
+"""Defaults for training only a draft: one layer learns faster from many small steps than from few large ones."""
 
 PREFERENCE_SETTINGS = {"lr": 1e-5, "quantize_warmup": 0.0, "draft": False}
-"""Those of a model that is taught preferences: it stays as it is, and near what it says. Adapters take ten times."""
+"""Defaults for preferences, which should change a model only a little. Adapters use ten times the learning rate."""
 
 
 def of_source(
@@ -22,8 +22,8 @@ def of_source(
 ) -> tuple[dict[str, Any], ModelConfig]:
     """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
 
-    A full-precision model becomes ternary, slowly; one that is ternary already goes on so. draft_only,
-    lora, preference: it stays. What is to be guessed, or compared with what it said, is said without dropout.
+    A full-precision model becomes ternary, gradually; a ternary one stays ternary. With draft_only, lora or preference
+    no model is converted. If outputs are to be guessed, or compared with earlier ones, there is no dropout.
     """
     settings: dict[str, Any] = {"draft": bool(config.draft)}
     if config.max_context > CONTEXT:
@@ -37,7 +37,7 @@ def of_source(
         return settings | DRAFT_SETTINGS, without_dropout(config)
     convert = not config.ternary
     settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
-    if config.vision and config.similarity_scale and not config.similarity_bias:  # as CLIP's, which says it so
+    if config.vision and config.similarity_scale and not config.similarity_bias:  # as in CLIP
         settings["contrastive_loss"] = "softmax"
     config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
     if config.vision and not config.vision.ternary:

@@ -100,8 +100,8 @@ def test_a_stack_in_full_precision_becomes_ternary_where_the_rest_is(
     ("config", "changes", "message"),
     [
         (TOWERS, {"vision": {"out_dim": 35}}, "images give vectors of 35 numbers and texts of 36, expected as many"),
-        (TOWERS, {"pooling": "none"}, "pooling is 'none', expected what makes one vector"),
-        (TOWERS, {"vision": {"pooling": "none"}}, "vision.pooling is 'none', expected what makes one vector"),
+        (TOWERS, {"pooling": "none"}, "pooling is 'none', expected a pooling to one vector"),
+        (TOWERS, {"vision": {"pooling": "none"}}, "vision.pooling is 'none', expected a pooling to one vector"),
         (TOWERS, {"has_head": True}, "has_head is True with vision and image_token = 0, expected an image_token"),
         (TOWERS, {"name": "vision"}, "name and vision.name are both 'vision'"),
         (TOWERS, {"vision": TOWERS.stacks[0]}, "vision.input is 'tokens', expected 'images' of a model with vision"),
