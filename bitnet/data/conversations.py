@@ -76,6 +76,8 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
             f'{where}: "{beside[0]}" stands beside "messages", expected each picture in a part of a message: '
             '{"type": "image", "image": "a.png"}'
         )
+    if record.get("functions") or any(isinstance(each, dict) and each.get("function_call") for each in messages):
+        raise DataError(f'{where}: functions are of an older form, expected "tools", and "tool_calls" in messages')
     kinds = (str, list) if parts else str
     for message in messages:
         said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
