@@ -464,3 +464,5 @@ def test_jsonl_lines_are_documents(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line\u2028{i}"}, ensure_ascii=False) for i in range(5)]
     write(tmp_path, {"a.jsonl": "\r\n".join(lines)})
     assert read([tmp_path / "a.jsonl"]) == [f"line\u2028{i}" for i in range(5)]
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.ndjson")
+    assert read([tmp_path / "a.ndjson"]) == [*corpus.Documents([str(tmp_path)])] == [f"line\u2028{i}" for i in range(5)]

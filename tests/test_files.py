@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,15 @@ def test_a_compressed_file_of_no_bytes_is_cut_off(name: str, tmp_path: Path) -> 
     (tmp_path / name).touch()
     with pytest.raises(corpus.DataError, match=f"{name} is damaged or cut off: it has 0 bytes"):
         list(corpus.Documents([str(tmp_path)]))
+
+
+def test_a_tar_archive_is_not_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a = 1\n", "utf-8")
+    for name in ("sources.tar", "sources.tar.gz"):
+        with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as tar:
+            tar.add(tmp_path / "a.py", "a.py")
+        with pytest.raises(corpus.DataError, match=f"{name} is a tar archive, expected text; unpack it"):
+            list(corpus.Documents([str(tmp_path / name)]))
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:

@@ -40,10 +40,11 @@ class NotUTF8Error(DataError):
 
 
 def kind_of(file: Path) -> str:
-    """The suffix of a file, without that of a compression: ".jsonl" for a.jsonl.zst."""
+    """The suffix of a file, without that of a compression: ".jsonl" for a.jsonl.zst, and for a.ndjson."""
     outer = file.suffix.lower()
     inner = file.with_suffix("").suffix.lower() if outer in COMPRESSED else ""
-    return inner if inner and inner != ".parquet" else outer
+    kind = inner if inner and inner != ".parquet" else outer
+    return ".jsonl" if kind == ".ndjson" else kind
 
 
 def is_known(file: Path) -> bool:
@@ -125,7 +126,10 @@ def _uncompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
 
 def _whole(file: Path) -> Iterator[str]:
     with opened(file) as content:
-        yield _decoded(_bounded(content.read, MOST, str(file)).removeprefix(codecs.BOM_UTF8), str(file))
+        text = _bounded(content.read, MOST, str(file)).removeprefix(codecs.BOM_UTF8)
+        if text[257:262] == b"ustar":  # as text it would be learnt, with names and padding between its files
+            raise DataError(f"{file} is a tar archive, expected text; unpack it and name its folder")
+        yield _decoded(text, str(file))
 
 
 def records(file: Path, most: int = 0) -> Iterator[tuple[Any, str]]:
