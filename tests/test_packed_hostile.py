@@ -134,7 +134,7 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         (json.dumps({"config": [SMALL.to_dict() | {"tie_embeddings": "x"}]}).encode(), "METADATA config"),
         (json.dumps({"config": [SMALL.to_dict() | {"norm_eps": "x"}]}).encode(), "METADATA config"),
         (json.dumps({"config": [SMALL.to_dict() | {"name": "\ud800"}]}).encode(), "METADATA config"),
-        (json.dumps({"config": [SEEING.to_dict()]}).encode(), "a record is of one stack"),
+        (json.dumps({"config": [SEEING.to_dict()]}).encode(), "a record holds one stack"),
         (json.dumps({"config": [SMALL.to_dict() | {"vision": 7}]}).encode(), "vision is 7, expected a table"),
         (b'{"config": [' + b'{"vision": ' * 900 + b"1" + b"}" * 900 + b"]}", "METADATA config: model option 'vocab_s"),
         (

@@ -1,7 +1,7 @@
-"""The bytes of a file, read when they are asked for.
+"""The bytes of a file, read on demand.
 
-Plain reads, not a memory map: what was read does not stay in memory, and a file that is cut short
-meanwhile is an error, where a map would end the program with a signal.
+Plain reads, not a memory map: bytes that were read do not stay in memory, and a file that is truncated
+meanwhile is an error, whereas a map would kill the program with a signal.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class CutShort(OSError):  # noqa: N818  (what happened to the file)
-    """A file ends before bytes that it had when it was opened."""
+class CutShort(OSError):  # noqa: N818  (names what happened to the file)
+    """A file ends before bytes that it had when it was opened: it was truncated."""
 
 
 class Content:
-    """Bytes of a file, or in memory. size: when it was opened. Threads and forked processes may read one at once."""
+    """Bytes of a file, or in memory. size: when it was opened. Threads and forked processes may read concurrently."""
 
     def __init__(self, source: BinaryIO | memoryview, what: str) -> None:
-        """source: a file that stays open, or what one holds. what: its name in errors."""
+        """source: a file that stays open, or its content. what: its name in errors."""
         self._source, self._what = source, what
         self.size = source.nbytes if isinstance(source, memoryview) else source.seek(0, os.SEEK_END)
 
@@ -39,18 +39,18 @@ class Content:
         return content if isinstance(content, cls) else cls(memoryview(content).cast("B"), "the file")  # type: ignore[arg-type]
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """`size` bytes from `start` on, within what was there at first. Raises CutShort: it is not there any more."""
+        """`size` bytes from `start` on, within the original size. Raises CutShort if they are no longer there."""
         if isinstance(self._source, memoryview):
             return np.array(self._source[start : start + size])
         found = np.empty(size, np.uint8)
         done, descriptor = 0, self._source.fileno()
         while done < size:
-            # at a place of its own: the position of a file belongs to all who have it open
+            # a positioned read: the file position is shared by everyone who has it open
             count = os.preadv(descriptor, [found.data[done:]], start + done)
             if not count:
                 raise CutShort(
                     f"{self._what} had {self.size} bytes and ends within the first {start + size} now: it was cut "
-                    "short while it was read; begin again when nothing writes to it"
+                    "short while it was read; start again when nothing writes to it"
                 )
             done += count
         return found

@@ -1,8 +1,8 @@
-"""How a tensor may be stored (FORMAT.md §4): one row for each encoding, and one for each scope of its scales.
+"""How a tensor may be stored (FORMAT.md §4): a table with one row per encoding, and one per scope of its scales.
 
-All that is particular to an encoding stands in its row: what it is for, how many bytes it takes, how numbers
-become these bytes and come back, and which bytes are refused. Everything else asks the row. A new encoding is
-a module that turns numbers into bytes (as layout.py and int8_rows.py do) and a row here. Numpy only.
+Everything specific to an encoding is in its row: its uses, its size in bytes, how numbers are encoded and
+decoded, and which bytes are refused. All other code consults the row. A new encoding is a module that turns
+numbers into bytes (like layout.py and int8_rows.py) and a row here. Numpy only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import int8_rows, layout
 from .layout import Bytes
 
 Form = Literal["vector", "linear", "table", "dense", "low_rank"]
-"""What a tensor is: norms, biases and frequencies; the projections of a layer; embedding and head; router and
+"""The kind of a tensor: norms, biases and frequencies; projections of a layer; embedding and head; router and
 positions; parts of an adapter."""
 
 SCALE_NONE, SCALE_TENSOR, SCALE_ROW, SCALE_GROUP = range(4)
@@ -27,34 +27,34 @@ SCOPE_NAMES = ("none", "tensor", "row", "group")
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """A row of the table. Two are the same when their numbers are."""
+    """A row of the table. Two are equal if their numbers are."""
 
     number: int  # in the file
     name: str
     kind: Literal["float", "int8", "ternary"] = field(compare=False)
     dtype: str = field(compare=False, default="i1")  # of the numbers it holds
 
-    # where it may be
+    # where it may be used
     forms: tuple[Form, ...] = field(compare=False)
     scopes: tuple[int, ...] = field(compare=False)
-    role: str | None = field(compare=False, default=None)  # the only one
+    role: str | None = field(compare=False, default=None)  # the only role it is for
     most_cols: int | None = field(compare=False, default=None)
-    head_format: str | None = field(compare=False, default=None)  # which ModelConfig.head_format it is
+    head_format: str | None = field(compare=False, default=None)  # the ModelConfig.head_format that it implements
 
     # its bytes
     size: Callable[[int, int], int] = field(compare=False)  # rows, cols
     encode: Callable[[NDArray[Any]], NDArray[Any]] = field(compare=False)  # numbers (N, K); raises ValueError
     decode: Callable[[Any, int, int], NDArray[Any]] = field(compare=False)  # bytes, rows, cols; refused ones too
-    fault: Callable[[Any, int, int], str | None] = field(compare=False)  # what is wrong with bytes, in words
+    fault: Callable[[Any, int, int], str | None] = field(compare=False)  # a description of invalid bytes
 
     # parts of its bytes
-    unit: int | None = field(compare=False, default=None)  # rows, any multiple of which can be decoded alone
-    codes_size: Callable[[int, int], int] | None = field(compare=False, default=None)  # where something follows them
+    unit: int | None = field(compare=False, default=None)  # rows; any multiple can be decoded separately
+    codes_size: Callable[[int, int], int] | None = field(compare=False, default=None)  # if something follows them
     complete: Callable[[Bytes, int, int], None] | None = field(compare=False, default=None)  # what follows, from codes
 
     # of ternary ones
-    bits: str | None = field(compare=False, default=None)  # a weight, as `--encoding` names it
-    lines: bool = field(compare=False, default=False)  # the engine leaves out lines that do not matter
+    bits: str | None = field(compare=False, default=None)  # bits per weight, as in `--encoding`
+    lines: bool = field(compare=False, default=False)  # stored in lines, of which the engine skips irrelevant ones
     tile_k: int = field(compare=False, default=0)  # columns of a tile
     tile_bytes: Callable[[Bytes], Bytes] | None = field(compare=False, default=None)  # of codes + 1, (5, n)
 
@@ -70,7 +70,7 @@ class Encoding:
         )
 
     def rows_size(self, rows: int, cols: int) -> int:
-        """Bytes from which `decode` gets so many rows, whole units, of a matrix that has more."""
+        """Bytes that `decode` needs for the first `rows` rows, whole units, of a larger matrix."""
         return (self.codes_size or self.size)(rows, cols)
 
 
@@ -81,7 +81,7 @@ def _floats(number: int, dtype: str, forms: tuple[Form, ...]) -> Encoding:
     name = f"F{8 * np.dtype(dtype).itemsize}"
 
     def encode(values: NDArray[Any]) -> NDArray[Any]:
-        with np.errstate(over="ignore"):  # becomes infinite, which the writer refuses
+        with np.errstate(over="ignore"):  # overflow becomes infinity, which the writer refuses
             return np.ascontiguousarray(values, dtype)
 
     def decode(data: Any, rows: int, cols: int) -> NDArray[Any]:
@@ -167,24 +167,24 @@ ENCODINGS = {
         F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_ROWS, TERNARY_2BIT_ROWS, TERNARY_2BIT_COLUMNS, INT8_SKETCH,
     )
 }  # fmt: skip
-"""By the number in the file."""
+"""Encodings by their number in the file."""
 TERNARY = {encoding.bits: encoding for encoding in ENCODINGS.values() if encoding.bits}
-"""Those that a model's ternary weights may be asked for in, by their bits a weight."""
+"""Encodings that can be chosen for a model's ternary weights, by their bits per weight."""
 TABLES = {encoding.head_format: encoding for encoding in ENCODINGS.values() if encoding.head_format}
-"""Those of embedding and head, by ModelConfig.head_format."""
+"""Encodings of embedding and head, by ModelConfig.head_format."""
 LINES = {encoding.role: encoding for encoding in ENCODINGS.values() if encoding.lines}
-"""Those by lines, by the role they are for."""
+"""Encodings in lines, by the role they are for."""
 
 
 def ternary_encoding(bits: str) -> Encoding:
-    """A value of TERNARY. Raises ValueError on another word."""
+    """A value of TERNARY. Raises ValueError for other words."""
     if bits not in TERNARY:
         raise ValueError(f"encoding is {bits!r}, expected {' or '.join(TERNARY)} (bits a ternary weight)")
     return TERNARY[bits]
 
 
 def encoding_of(role: str, body: Encoding, sparse: bool) -> Encoding:
-    """How ternary weights of a role are stored, with `body` for those that are not stored by lines."""
+    """The encoding of ternary weights of a role; `body` if they are not stored in lines."""
     return LINES.get(role, body) if sparse else body
 
 
@@ -194,13 +194,13 @@ Format = tuple[Encoding, int]
 
 
 def formats(form: Form, role: str, cols: int) -> tuple[Format, ...]:
-    """What a tensor may be stored as."""
+    """The encodings and scopes that a tensor may have."""
     fit = (encoding for encoding in ENCODINGS.values() if encoding.allows(form, role, cols))
     return tuple((encoding, scope) for encoding in fit for scope in encoding.scopes)
 
 
 def format_name(encoding: Encoding, scope: int) -> str:
-    """Words for an encoding and scale scope, also for a scope that does not exist."""
+    """A description of an encoding and scale scope, also for an invalid scope."""
     if scope == SCALE_NONE:
         return encoding.name
     return f"{encoding.name} with {SCOPE_NAMES[scope] if scope < len(SCOPE_NAMES) else scope} scale"

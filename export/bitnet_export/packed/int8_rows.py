@@ -1,7 +1,7 @@
 """The int8 encodings of the packed file, INT8_ROWS and INT8_SKETCH (FORMAT.md §4), numpy only.
 
-Both begin with the codes, row by row. What follows them in INT8_SKETCH is made from them, some rows at
-a time: a table may be larger than all else.
+Both start with the codes, row by row. The rest of INT8_SKETCH is computed from them, some rows at a time,
+because a table may be larger than everything else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from .layout import PANEL, TERNARY_TILE_K, Bytes, Codes, blocks, check_codes, pack_panels, ternary_size, unpack_ternary
 
-UNIT = 64  # codes that a stored row is a multiple of
-_ROWS = 512  # sketched at a time; a multiple of a panel
+UNIT = 64  # stored rows are padded to a multiple of it
+_ROWS = 512  # rows sketched at a time; a multiple of a panel
 
 
 def size(rows: int, cols: int) -> int:
@@ -66,7 +66,7 @@ def _with_codes(codes: Codes, total: int) -> Bytes:
 
 
 def write_sketch(data: Bytes, rows: int, cols: int) -> None:
-    """What follows the codes in the bytes of INT8_SKETCH, from the codes."""
+    """Fill in the part of INT8_SKETCH bytes after the codes, computed from them."""
     codes, (step, deviation) = codes_of(data, rows, cols), _steps_of(data, rows)
     panels = data[codes.size : -8 * step.size].reshape(step.size // PANEL, -1)
     step[rows:] = deviation[rows:] = 0
@@ -100,11 +100,11 @@ def _sketch(codes: Codes, step: NDArray[np.floating]) -> Bytes:
 
 
 def _fit(codes: Codes, cols: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Step and deviation of each row. All sums are whole numbers or quarters that float64 holds exactly."""
+    """Step and deviation of each row. All sums are multiples of 1/4 that float64 represents exactly."""
     magnitude = np.abs(codes)
     squares = np.square(codes, dtype=np.int32).sum(axis=1, dtype=np.int64)
     step = np.maximum(np.rint(np.sqrt(squares / cols)), 1)
-    outer = magnitude >= step[:, None].astype(np.int8)  # these stand for 1.5 steps, the others for 0.5
+    outer = magnitude >= step[:, None].astype(np.int8)  # these represent 1.5 steps, the others 0.5
     all_sum = magnitude.sum(axis=1, dtype=np.int64)
     outer_sum = (magnitude * outer).sum(axis=1, dtype=np.int64)
     left = squares - step * (all_sum + 2 * outer_sum) + step**2 * (cols / 4 + 2 * outer.sum(axis=1))
@@ -112,12 +112,12 @@ def _fit(codes: Codes, cols: int) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def unpack(data: Any, rows: int, cols: int) -> Codes:
-    """Bytes of either encoding to int8 (N, K). The refused -128 shows as it is."""
+    """Bytes of either encoding to int8 (N, K). The refused -128 is returned unchanged."""
     return codes_of(data, rows, cols)[:, :cols].copy()
 
 
 def has_refused(codes: Any) -> bool:
-    """Whether any code, padding included, is -128; of INT8_SKETCH, give the codes only."""
+    """Whether any code, padding included, is -128; for INT8_SKETCH, pass only the codes."""
     return any(bool((part == 0x80).any()) for part in blocks(np.frombuffer(codes, np.uint8)))
 
 

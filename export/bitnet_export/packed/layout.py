@@ -1,8 +1,8 @@
 """The tiled weight encodings of the packed file (FORMAT.md §4), numpy only.
 
 A tile is 64 bytes: 16 rows × 4 bytes, and a tile row is one 32-bit word of four neighbouring
-columns. So every encoding is a little arithmetic on 32-bit words and one transpose; nothing ever
-carries into the next byte, which also makes the byte order of the machine irrelevant.
+columns. So every encoding is a little arithmetic on 32-bit words and one transpose; there is never a
+carry into the next byte, so the byte order of the machine does not matter.
 
 Shapes: N rows (outputs), K columns (inputs).
 """
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PANEL = 16  # rows of a panel, in every tiled encoding
+PANEL = 16  # rows per panel, in every tiled encoding
 TILE_BYTES = 64
 TERNARY_TILE_K = 16
 TRIT_TILE_K = 20
-TRIT_MAX_K = 32_768  # columns of a TERNARY_5TRIT matrix: sums fit 24 bits
-INT8_MAX_K = 65_536  # columns of an INT8_ROWS matrix: sums fit 32 bits
+TRIT_MAX_K = 32_768  # most columns of a TERNARY_5TRIT matrix: sums fit 24 bits
+INT8_MAX_K = 65_536  # most columns of an INT8_ROWS matrix: sums fit 32 bits
 SCALE_GROUP_K = 128
-LINE_CODES = 256  # in 64 bytes of a line
+LINE_CODES = 256  # codes in 64 bytes of a line
 
 Codes = NDArray[np.int8]
 Bytes = NDArray[np.uint8]
@@ -152,11 +152,11 @@ def unpack_columns(data: Any, rows: int, cols: int) -> Codes:
 
 
 TRIT_BYTES = np.array([-(-256 * n // 243) for n in range(243)], np.uint8)
-"""The byte that stands for a number of five base-3 digits."""
+"""The byte that encodes a number of five base-3 digits."""
 
 
 def _trit_digits() -> Bytes:
-    """(5, 256): digit f of every byte. The first digit stands for the first column."""
+    """(5, 256): digit f of every byte. The first digit belongs to the first column."""
     digits, value = np.empty((5, 256), np.uint8), np.arange(256)
     for f in range(5):
         digits[f] = 3 * value >> 8
@@ -187,7 +187,7 @@ def pack_trits(codes: Codes) -> Bytes:
 
 
 def unpack_trits(data: Any, rows: int, cols: int) -> Codes:
-    """TERNARY_5TRIT bytes to int8 (N, K). The 13 refused bytes show as codes too."""
+    """TERNARY_5TRIT bytes to int8 (N, K). The 13 refused bytes also decode to codes."""
     words = _words(data, rows, cols, TRIT_TILE_K)
     digits = np.empty((*words.shape, 5), np.uint32)
     for f in range(5):
@@ -202,7 +202,7 @@ def has_refused_ternary(data: Any) -> bool:
 
 
 def has_refused_trits(data: Any) -> bool:
-    """Whether any byte, padding included, is none of the 243 that stand for five codes."""
+    """Whether any byte, padding included, is not one of the 243 that encode five codes."""
     return any(bool((part * np.uint8(243) >= 243).any()) for part in blocks(np.frombuffer(data, np.uint8)))
 
 

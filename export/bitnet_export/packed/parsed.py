@@ -1,6 +1,6 @@
-"""What a packed file says of itself, and where its tensors are: read and checked in the order of FORMAT.md §6.
+"""The description of a packed file, and the places of its tensors: read and checked in the order of FORMAT.md §6.
 
-What passes can at worst be a model that computes nonsense. Memory does not grow with any number in the file.
+A file that passes is at worst a model that computes nonsense. Memory use does not grow with any number in the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .stacks import pack_stack, unpack_stack
 
 
 class PackedFormatError(ValueError):
-    """The bytes are not a packed file, or not an undamaged one."""
+    """The bytes are not a packed file, or a damaged one."""
 
 
 _PART = 1 << 22  # bytes of a section whose checksum is computed at a time
@@ -50,8 +50,8 @@ class Parsed:
     """A packed file whose every byte is accounted for. Attributes: see `PackedFile`."""
 
     def __init__(self, content: bytes | Content, adapter: bool | None = False) -> None:
-        """adapter: whether an adapter alone is expected; None: either. Raises PackedFormatError; the message says what
-        was found and what was expected."""
+        """adapter: whether a separate adapter is expected; None: either. Raises PackedFormatError, which says what was
+        found and what was expected."""
         self._content = Content.of(content)
         self._front = self._read(0, min(self._content.size, records.HEADER.size + 64 * records.SECTION.size))
         self.version, self.header_crc, self.file_size, count, self.base = self._read_header()
@@ -215,7 +215,7 @@ class Parsed:
         return Record(key, encoding, scope, rows, cols, start, size, scale_start, scale_size)
 
     def _check_place(self, record: Record, end: int) -> int:
-        """Data and scales lie right behind what comes before; returns their end."""
+        """Check that data and scales directly follow the previous ones; returns their end."""
         name = record.key.name
         size = record.encoding.size(record.rows, record.cols)
         scale_size = encodings.scale_size(record.scope, record.rows, record.cols)
@@ -252,7 +252,7 @@ class Parsed:
                 f"{name}: a frequency of {np.abs(values).max():g} makes an angle of {angles.max():g} at position "
                 f"{last}, expected below {records.MOST_ANGLE:g}",
             )
-        dtype = "<f2" if record.scope == encodings.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
+        dtype = "<f2" if record.scope == encodings.SCALE_GROUP else "<f4"  # fp16 includes those of padding rows
         scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
         _require(encodings.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
@@ -282,12 +282,12 @@ class Parsed:
         return next((self._read(s.offset, s.size) for s in self.sections if s.kind == kind), None)
 
     def stored(self, record: Record, first: int = 0, size: int | None = None) -> NDArray[np.uint8]:
-        """The bytes of a tensor as they lie in the file, without its scales; or `size` of them, from `first` on."""
+        """The bytes of a tensor as in the file, without its scales; or `size` of them, from `first` on."""
         return self._data(record.offset + first, record.size - first if size is None else size)
 
 
 def _check_entry(section: Section, flags: int, reserved: int, previous: int) -> None:
-    """One of the table, wherever it lies. previous: the kind of the one before it."""
+    """Check an entry of the section table, except its place. previous: the kind of the one before it."""
     kind, size = section.kind, section.size
     _require(kind > previous, f"section kind {kind} follows kind {previous}, expected ascending kinds from 1")
     known = kind in records.SECTION_NAMES

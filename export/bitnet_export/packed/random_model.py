@@ -20,7 +20,7 @@ from .records import Spec
 from .writer import Encoded, write_packed
 
 _CHUNK = 1 << 20  # bytes drawn at a time
-_INT8_DEVIATION = 127 / 3.5  # of a row whose largest code is about 127, as a trained one has it
+_INT8_DEVIATION = 127 / 3.5  # of codes in a row whose largest is about 127, like a trained one
 
 
 def random_model(
@@ -32,11 +32,11 @@ def random_model(
     encoding: str = "2.0",
     tokenizer: bytes | None = None,
 ) -> None:
-    """Write a model of this shape. The bytes depend on (config, seed, zeros, encoding, tokenizer) alone.
+    """Write a model of this shape. The bytes depend only on (config, seed, zeros, encoding, tokenizer).
 
-    zeros: probability of code 0. encoding: bits a ternary weight, "2.0" or "1.6"; for the same
-    weights in both, `repack`. Scales are such that every projection keeps the variance of its
-    input, so activations and logits stay of order 1 at any depth.
+    zeros: probability of code 0. encoding: bits per ternary weight, "2.0" or "1.6"; for the same
+    weights in both use `repack`. Scales are chosen so that every projection keeps the variance of
+    its input, so activations and logits stay of order 1 at any depth.
     """
     stacks = config.stacks
     if scaled := [stack.rope_scaling for stack in stacks if stack.rope_scaling != "none"]:
@@ -61,7 +61,7 @@ def random_adapter(
     rank: int = 16,
     linears: tuple[str, ...] = TERNARY_LINEARS,
 ) -> None:
-    """Write an adapter alone of a packed model, whose weights are as large as those of a trained one."""
+    """Write a separate adapter of a packed model, with weights as large as those of a trained one."""
     model = PackedFile.open(base)
     first, *others = model.configs
     stacks = [
@@ -110,7 +110,7 @@ def _int8(spec: Spec, deviation: float, rng: np.random.Generator, stored: Encodi
 
 
 def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:
-    """Entries of a table of 65,536, chosen uniformly."""
+    """Fill `out` with entries of a table of 65,536, chosen uniformly."""
     for start in range(0, out.size, _CHUNK):
         part = out[start : start + _CHUNK]
         np.take(table, rng.integers(0, 1 << 16, part.size, np.uint16), out=part, mode="wrap")
@@ -121,7 +121,7 @@ def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float,
     _fill(data, rng, _ternary_bytes(rng, zeros, body))
 
     def packed_again(part: Bytes, rows: int, cols: int) -> Bytes:
-        """The same with its padding right."""
+        """The same tiles with correct padding."""
         return body.encode(body.decode(np.ascontiguousarray(part), rows, cols)).reshape(-1, layout.TILE_BYTES)
 
     panels = data.reshape(-(-rows // layout.PANEL), -1, layout.TILE_BYTES)
@@ -133,12 +133,12 @@ def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float,
 
 
 def _ternary_bytes(rng: np.random.Generator, zeros: float, body: Encoding) -> Bytes:
-    """65,536 bytes of an encoding, their codes independent."""
+    """65,536 bytes of an encoding, with independent codes."""
     below = np.cumsum([(1 - zeros) / 2, zeros, (1 - zeros) / 2])
     below /= below[-1]
     drawn = rng.random((5, 1 << 16))
-    codes: Bytes = np.add(drawn >= below[0], drawn >= below[1], dtype=np.uint8)  # rng.choice, in a third of its time
-    assert body.tile_bytes  # all that TERNARY names have tiles
+    codes: Bytes = np.add(drawn >= below[0], drawn >= below[1], dtype=np.uint8)  # a third of rng.choice's time
+    assert body.tile_bytes  # all encodings of TERNARY have tiles
     return body.tile_bytes(codes)
 
 

@@ -28,16 +28,16 @@ class PackedFile(Parsed):
     """A checked packed file. `PackedFile(bytes)` or `PackedFile.open(path)`.
 
     Attributes: version, file_size, header_crc, sections, configs (one ModelConfig per stack),
-    tensors (Record by Key, in file order), metadata, base (of an adapter alone the model it belongs to, else None).
+    tensors (Record by Key, in file order), metadata, base (for a separate adapter the model it belongs to, else None).
     """
 
-    draft_left_out = False  # of what `without_draft` gave
+    draft_left_out = False  # whether this is the result of `without_draft` on a file with a draft
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], adapter: bool | None = False) -> Self:
-        """Open a file, whose tensors are read from it whenever they are asked for. adapter: as in `PackedFile`.
+        """Open a file, whose tensors are read from it on demand. adapter: as in `PackedFile`.
 
-        Raises PackedFormatError when it is not good, OSError when it cannot be read, here and later.
+        Raises PackedFormatError if it is invalid, OSError if it cannot be read, here and later.
         """
         path = Path(path)
         mode = path.stat().st_mode
@@ -57,23 +57,23 @@ class PackedFile(Parsed):
 
     @property
     def weights(self) -> Base:
-        """Which weights it has: what an adapter of this model names."""
+        """The identity of the weights, which adapters of this model refer to."""
         of = {s.kind: s for s in self.sections}
         crcs = (of[kind].crc for kind in (records.DATA, records.STACKS, records.TENSORS))
         return Base(of[records.DATA].size, *crcs)
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model that the stacks are together. Raises PackedFormatError: they do not make one."""
+        """The configuration of all stacks. Raises PackedFormatError if they do not form a model."""
         try:
             return ModelConfig.of_stacks(self.configs)
         except ValueError as error:
             raise PackedFormatError(f"the stacks do not go together: {error}") from None
 
     def without_draft(self) -> Self:
-        """The file as one that has no draft: its stack, which is the last, and its tensors are not shown."""
+        """The file as if it had no draft: its stack, the last one, and its tensors are hidden."""
         first, *others = self.configs
-        if all(config.input != "draft" for config in others):  # alone it is no draft of anything
+        if all(config.input != "draft" for config in others):  # a draft alone has no model
             return self
         other = copy.copy(self)
         other.configs = (first, *(config for config in others if config.input != "draft"))
@@ -89,7 +89,7 @@ class PackedFile(Parsed):
         return raw.view("<f4")
 
     def codes(self, record: Record) -> NDArray[Any]:
-        """int8 (N, K) of a ternary or int8 tensor; the floats of another, as they are stored."""
+        """int8 (N, K) of a ternary or int8 tensor; the stored floats of any other."""
         return record.encoding.decode(self.stored(record), record.rows, record.cols)
 
     def values(self, record: Record) -> NDArray[np.float32]:
@@ -103,12 +103,12 @@ class PackedFile(Parsed):
 
     @property
     def sparse(self) -> bool:
-        """Whether some matrices are stored by lines, of which the engine reads only those that matter."""
+        """Whether some matrices are stored in lines, of which the engine reads only relevant ones."""
         return any(record.encoding.lines for record in self.tensors.values())
 
     @property
     def sketched(self) -> bool:
-        """Whether the engine estimates logits by a sketch, and computes only those that matter."""
+        """Whether the engine estimates logits from a sketch, and computes only relevant ones."""
         return any(record.encoding == encodings.INT8_SKETCH for record in self.tensors.values())
 
     def zero_fraction(self, record: Record) -> float | None:

@@ -1,10 +1,10 @@
-"""What a file that is not a packed model seems to be, told from its first bytes."""
+"""Guesses from its first bytes what a file that is not a packed model is."""
 
 from __future__ import annotations
 
 import re
 
-PROBE = 512  # bytes that `recognise` wants to see
+PROBE = 512  # bytes that `recognise` looks at
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (rb"GGUF", "a GGUF file; bitnet convert makes a packed file of it"),

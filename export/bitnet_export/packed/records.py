@@ -1,6 +1,6 @@
-"""What a packed file is made of: records, roles, and the tensors a configuration calls for.
+"""The structure of a packed file: records, roles, and the tensors that a configuration requires.
 
-FORMAT.md §1-§3 as code, shared by the writer and the reader; §4 is encodings.py. Needs the standard library alone.
+FORMAT.md §1-§3 as code, shared by the writer and the reader; §4 is encodings.py. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ STACK = struct.Struct("<13If5If2I5f9I6f2I2f2I64s")
 TENSOR = struct.Struct("<HHHHBBBBIIIQQQQQ")
 MAX_STACKS = 16
 MAX_TEMPLATE = 256 * 1024
-OPTIONAL = 1  # section flag: skip me if you do not know me
+OPTIONAL = 1  # section flag: readers may skip it if they do not know it
 ADAPTER_ALONE = 1  # header flag
 
 STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
 SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
 
 MOST_ANGLE = 2.0**24  # of RoPE, at the last position
-SKETCH_VOCAB = 8192  # tokens from which a sketch is worth its bytes
+SKETCH_VOCAB = 8192  # vocabulary size from which on a sketch is worth its bytes
 
 
 ROLES = {
@@ -46,7 +46,7 @@ ROLES = {
     80: "pool_probe", 81: "pool_q", 82: "pool_k", 83: "pool_v", 84: "pool_o", 85: "pool_norm",
     86: "pool_up", 87: "pool_down",
 }  # fmt: skip
-LINEAR_NORM = 32  # + role of the projection it stands before
+LINEAR_NORM = 32  # + role of the projection after it
 ROLES |= {LINEAR_NORM + r: ROLES[r] + "_linear_norm" for r in (2, 3, 4, 8, 12, 13, 15)}
 ROLE = {name: number for number, name in ROLES.items()}
 PER_EXPERT = {r + n for r in (12, 13, 15) for n in (0, LINEAR_NORM)} | {14}
@@ -55,7 +55,7 @@ WHOLE = {ROLE[name] for name in ("rope_frequencies", "rope_local_frequencies", "
 
 
 class Base(NamedTuple):
-    """Which weights a model has, by which an adapter alone knows its own."""
+    """The identity of a model's weights, by which a separate adapter recognises its model."""
 
     data_size: int
     data_crc: int
@@ -74,7 +74,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called, e.g. "layers.0.q.weight"; the engine calls it so, too."""
+        """Its name, e.g. "layers.0.q.weight", the same as in the engine."""
         words = [ROLES[self.role]]
         if self.expert != NONE:
             words = ["experts", str(self.expert), *words]
@@ -87,13 +87,13 @@ class Key(NamedTuple):
         return ".".join(words)
 
     def parameter(self, stacks: Sequence[ModelConfig]) -> str:
-        """The name of the parameter in a training checkpoint of a model of these stacks."""
+        """Its parameter name in a training checkpoint of a model with these stacks."""
         own = self._replace(stack=0).name.replace("pool_", "pool.")
         return {"images": "vision.", "draft": "draft."}[stacks[self.stack].input] + own if self.stack else own
 
 
 class Spec(NamedTuple):
-    """A tensor that a configuration calls for."""
+    """A tensor that a configuration requires."""
 
     key: Key
     rows: int
@@ -102,7 +102,7 @@ class Spec(NamedTuple):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """What it may be stored as."""
+        """The encodings and scopes that it may have."""
         return encodings.formats(self.form, ROLES[self.key.role], self.cols)
 
 
@@ -132,7 +132,7 @@ def align(n: int) -> int:
 
 
 class _Row(NamedTuple):
-    """A line of the rule: one role, for every layer (and expert) or for the whole stack."""
+    """One role of the tensor rule, for every layer (and expert) or for the whole stack."""
 
     name: str
     weight: bool  # present
@@ -223,10 +223,10 @@ def _pool_rows(c: ModelConfig) -> list[_Row]:
 
 
 def expected_tensors(config: ModelConfig, stack: int = 0, adapter_alone: bool = False) -> Iterator[Spec]:
-    """The tensors of one stack in file order (FORMAT.md §3, "Which tensors"); of an adapter alone parts 2 and 3.
+    """The tensors of one stack in file order (FORMAT.md §3, "Which tensors"); for a separate adapter parts 2 and 3.
 
     Lazy, so that a reader which stops at the first difference does work in proportion to the
-    file and not to the numbers in its configuration.
+    file, not to the numbers in its configuration.
     """
     layer_rows = _layer_rows(config)
     if adapter_alone:
@@ -241,8 +241,8 @@ def expected_tensors(config: ModelConfig, stack: int = 0, adapter_alone: bool = 
 
 
 def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoding:
-    """How writers store a tensor, with `body` for the linears that are ternary: a table of int8 has a sketch
-    when the engine can find the largest logits with it."""
+    """How writers store a tensor. body: the encoding of ternary linears. An int8 table gets a sketch if the engine
+    can find the largest logits with it."""
     role = ROLES[spec.key.role]
     if spec.form == "low_rank":
         return encodings.INT8_ROWS

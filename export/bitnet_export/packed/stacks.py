@@ -11,7 +11,7 @@ from .records import STACK
 
 MAX_ATTENTION_DIM = 262_144
 
-# Words of bits, each a boolean.
+# Bit fields of booleans.
 _FLAGS = {
     "norm_flags": (
         "pre_norm", "post_norm", "sub_norm", "linear_norm", "norm_bias", "qk_norm", "residual_norm", "embedding_norm",
@@ -22,7 +22,7 @@ _FLAGS = {
 _BOOLEANS = ("tie_embeddings", "has_head", "normalize_routing", "class_token")
 _POSITIVE = ("norm_eps", "rope_attention_factor", "embedding_scale", "residual_scale", "attention_scale")
 _CHANNELS = 3
-_RANK_BITS = 16  # of the word of adapters; above them one for each role that has one
+_RANK_BITS = 16  # low bits of the adapters word; above them one bit for each role with an adapter
 
 # The words of the record in order.
 _WORDS = (
@@ -37,9 +37,9 @@ _WORDS = (
 
 
 def pack_stack(config: ModelConfig) -> bytes:
-    """The record of a configuration. Raises ValueError for what a record cannot say."""
+    """The record of a configuration. Raises ValueError for values that a record cannot express."""
     if config.vision:
-        raise ValueError("a record is of one stack, expected one of `ModelConfig.stacks`")
+        raise ValueError("a record holds one stack, expected one of `ModelConfig.stacks`")
     numbers: list[int | float] = []
     for field in dict.fromkeys(_WORDS):
         if field in _FLAGS:
@@ -61,7 +61,7 @@ def pack_stack(config: ModelConfig) -> bytes:
 def unpack_stack(record: bytes) -> ModelConfig:
     """The configuration of a record. Raises ValueError naming the word that is out of range.
 
-    Fields that only training needs (rope_theta, weight_scale, ...) have their defaults here;
+    Fields that only training needs (rope_theta, weight_scale, ...) get their defaults;
     METADATA has the full configuration.
     """
     *words, name = STACK.unpack(record)
@@ -91,7 +91,7 @@ def unpack_stack(record: bytes) -> ModelConfig:
     for field in ("pixel_mean", "pixel_std"):
         values, channels = fields[field], min(fields["channels"], _CHANNELS)
         if any(value or math.copysign(1, value) < 0 for value in values[channels:]):
-            raise ValueError(f"{field} has a value for a channel that there is not")
+            raise ValueError(f"{field} has a value for a channel that does not exist")
         fields[field] = values[:channels]
     config = ModelConfig(**fields)
     if config.n_heads * config.head_dim > MAX_ATTENTION_DIM:

@@ -1,4 +1,4 @@
-"""JSON from a stranger: what two readers could take for different things is refused."""
+"""Untrusted JSON: anything that two readers could interpret differently is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def parse(content: bytes) -> Any:
-    """A value whose objects have each name once and whose numbers are finite. Raises ValueError: it is none."""
+    """A JSON value with unique names in objects and only finite numbers. Raises ValueError for anything else."""
     try:
         return json.loads(content.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:

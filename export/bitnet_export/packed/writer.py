@@ -27,13 +27,13 @@ from .encodings import Encoding
 from .records import Base, Record, Spec
 from .stacks import pack_stack
 
-# The size of a huge page: written by aligned writes of this size, a file lies in memory in huge pages (Linux with
-# large folios, such as ext4 from 6.16), which the engine then maps and reads faster.
+# The size of a huge page: with aligned writes of this size, the page cache holds the file in huge pages (Linux with
+# large folios, such as ext4 from 6.16), which the engine maps and reads faster.
 BLOCK = 1 << 21
 
 
 class Encoded(NamedTuple):
-    """A tensor as it lies in the file."""
+    """A tensor as stored in the file."""
 
     encoding: Encoding
     scope: int
@@ -42,7 +42,7 @@ class Encoded(NamedTuple):
 
     @classmethod
     def floats(cls, encoding: Encoding, values: NDArray[Any]) -> Encoded:
-        """A value beyond 65504 becomes infinite as F16, which the writer refuses."""
+        """A tensor of floats. As F16, values beyond 65504 become infinite, which the writer refuses."""
         return cls(encoding, encodings.SCALE_NONE, encoding.encode(values))
 
     @classmethod
@@ -62,7 +62,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_place(path: Path) -> None:
-    """Raises OSError: no file can be written there."""
+    """Raises OSError if no file can be written there."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
     if path.exists() and not path.is_file():
@@ -71,7 +71,7 @@ def check_place(path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    if path.name in ("", ".."):  # what replaces it would leave those who are in it in a folder that is gone
+    if path.name in ("", ".."):  # replacing it would leave processes in a deleted current folder
         raise FileExistsError(f"{path} has no name of its own; give the name of a new folder")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
@@ -79,9 +79,9 @@ def _check_folder(path: Path) -> None:
 
 @contextmanager
 def renaming(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file or folder, renamed to it on success, removed on any failure.
+    """A temporary name next to `path` for a file or folder, renamed to it on success, removed on any failure.
 
-    An OSError speaks of `path`, not of the temporary name.
+    An OSError names `path`, not the temporary name.
     """
     _check_folder(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -106,14 +106,14 @@ def renaming(path: Path) -> Iterator[Path]:
 
 
 def spare(source: Path, out: Path, kind: str = "model") -> None:
-    """Raises FileExistsError: writing `out` would replace the source, a part of it, or anything but an older result.
+    """Raises FileExistsError if writing `out` would replace the source, a part of it, or anything but an older result.
 
-    kind: of what is written, as `kind_of` says it.
+    kind: of the new file, as in `kind_of`.
     """
     if not out.is_file():
         return
     found = kind_of(out)
-    is_checkpoint = (source / "state.json").is_file()  # which lies in a run
+    is_checkpoint = (source / "state.json").is_file()  # it is inside a run folder
     folder = source.resolve().parent if is_checkpoint else source.resolve()
     inside = source.is_dir() and found != kind and out.resolve().is_relative_to(folder)
     if inside or (source.is_file() and out.samefile(source)):
@@ -127,7 +127,7 @@ _KINDS = {"model": "a packed file", "adapter": "an adapter", "GGUF": "a GGUF fil
 
 
 def kind_of(file: Path) -> str | None:
-    """What a file is by its first bytes: "model", "adapter", both of ours, or "GGUF"."""
+    """The kind of a file by its first bytes: "model" and "adapter" (ours), or "GGUF"; None: another."""
     with file.open("rb") as handle:
         head = handle.read(records.HEADER.size)
     if head.startswith(records.MAGIC):
@@ -149,12 +149,12 @@ def write_packed(
 ) -> None:
     """Write a packed file.
 
-    source: called for each tensor the stacks call for, in file order.
+    source: called for each tensor that the stacks require, in file order.
     metadata: more keys for METADATA next to "format" and "config".
-    base: the file is an adapter alone, of this model.
-    check: called with the complete temporary file; what it raises prevents the file.
+    base: the file is a separate adapter of this model.
+    check: called with the complete temporary file; if it raises, no file is written.
 
-    Raises ValueError when something cannot be said in the format, OSError when writing fails.
+    Raises ValueError if the format cannot express something, OSError if writing fails.
     """
     if not 1 <= len(stacks) <= records.MAX_STACKS:
         raise ValueError(f"{len(stacks)} stacks, expected 1 to {records.MAX_STACKS}")
@@ -173,7 +173,7 @@ def write_packed(
 
 
 def _json(description: dict[str, Any]) -> bytes:
-    """Names of files may have bytes that are no text."""
+    """JSON in UTF-8; names of files may have undecodable bytes, which are replaced."""
     return json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8", "replace")
 
 
@@ -186,7 +186,7 @@ def write_sections(
     base: Base | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """`write_packed` with the sections before DATA as they are, by kind; TENSORS is made here."""
+    """`write_packed` with given sections before DATA, by kind; TENSORS is generated here."""
     with replacing(Path(path)) as temporary:
         with open(temporary, "xb", buffering=BLOCK) as file:
             _write(file, stacks, source, front, base)
@@ -213,7 +213,7 @@ def _write(
         end = offsets[kind] + len(content)
     data_start = records.align(end)
 
-    _append(file, bytes(data_start))  # not a seek: blocks begin at multiples of BLOCK; filled in below
+    _append(file, bytes(data_start))  # not a seek: blocks start at multiples of BLOCK; filled in below
     data = _Stream(file)
     table = [_write_tensor(data, spec, source(spec)) for spec in specs]
     front[records.TENSORS] = b"".join(record.pack() for record in table)
@@ -235,7 +235,7 @@ def _write(
 
 
 class _Stream:
-    """The DATA section while it grows: its size and checksum."""
+    """The growing DATA section, with its size and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.crc = file, 0, 0
@@ -250,7 +250,7 @@ class _Stream:
 
 
 def _append(file: BinaryIO, content: bytes | memoryview) -> None:
-    """Write in parts that end where a block ends: they fill the buffer of `file`, and it is written as one block."""
+    """Write in parts that end at block boundaries, so that the buffer of `file` is flushed in whole blocks."""
     rest = memoryview(content)
     while rest:
         room = BLOCK - file.tell() % BLOCK
