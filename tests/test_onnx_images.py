@@ -145,7 +145,7 @@ def test_what_lies_in_the_folder(folder: Path, name: str) -> None:
     out = folder / f"{name}-int8"
     assert report.images == 8 and report.images_mean <= 3e-3 and "images     8: vectors differ" in str(report)
     assert report.compared == (32 * 8 + config.max_context if config.vision else 0)
-    assert (report.behind > 0) == (config.image_token > 0) == ("tokens behind one" in str(report))
+    assert (report.behind > 0) == (config.image_token > 0) == ("tokens after one" in str(report))
     assert (out / "vision_model.onnx").exists() == (config.vision is not None) == (len(models) == 2)
     assert report.onnx_bytes == sum(path.stat().st_size for path in out.glob("*.onnx*"))
     said = json.loads((out / "preprocessor_config.json").read_text())

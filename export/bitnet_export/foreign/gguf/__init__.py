@@ -1,1 +1,1 @@
-"""GGUF, the file of llama.cpp and its relatives."""
+"""GGUF, the file format of llama.cpp and its forks."""

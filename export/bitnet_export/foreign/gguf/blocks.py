@@ -1,7 +1,7 @@
-"""Weights as blocks of GGUF: what `types` reads, written.
+"""Writes weights as GGUF blocks; the inverse of `types`.
 
-Layouts: ggml-common.h and ggml-quants.c of llama.cpp. Ternary blocks hold T + 1 and an fp16 scale d,
-which is theirs alone, so that every row or group of rows may have another.
+Layouts: ggml-common.h and ggml-quants.c of llama.cpp. A ternary block holds T + 1 and its own fp16 scale d,
+so that scales may differ between rows or groups.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def tq2_0(codes: Codes, scales: Halves) -> Bytes:
 
 
 def tq1_0(codes: Codes, scales: Halves) -> Bytes:
-    """The same to (N·K/256, 54) bytes: five trits a byte, and four in the last four.
+    """The same to (N·K/256, 54) bytes: five trits per byte, but four in the last four bytes.
 
-    A byte is ⌈256·n / 243⌉ of the number n that the trits are the base-3 digits of, the first the
-    highest. Byte m of 32 holds weights 32·n + m of the first 160, byte m of 16 weights 160 + 16·n + m
+    A byte is ⌈256·n / 243⌉, where n is the number whose base-3 digits are the trits, the first the most
+    significant. Byte m of 32 holds weights 32·n + m of the first 160, byte m of 16 weights 160 + 16·n + m
     of the next 80, byte m of 4 weights 240 + 4·n + m with a fifth digit 0.
     """
     digits = (codes + 1).view(np.uint8).reshape(-1, 256)
@@ -49,7 +49,7 @@ def tq1_0(codes: Codes, scales: Halves) -> Bytes:
 
 
 def q2_0(codes: Codes, scales: Halves) -> Bytes:
-    """(N, K) codes and (N, K/64) scales to (N·K/64, 18) bytes: the scale, then the weights four a byte."""
+    """(N, K) codes and (N, K/64) scales to (N·K/64, 18) bytes: the scale, then the weights, four per byte."""
     fields = (codes + 1).view(np.uint8).reshape(-1, 16, 4)
     return np.concatenate([_bytes(scales), (fields << _FIELDS).sum(axis=2, dtype=np.uint8)], axis=1)
 
@@ -80,7 +80,7 @@ def q8_0(values: Values) -> Bytes:
 
 
 def _halves(values: Values) -> Halves:
-    """As fp16. Raises ValueError for what it cannot hold."""
+    """Values as fp16. Raises ValueError on overflow."""
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     if not np.isfinite(halves).all():

@@ -1,7 +1,7 @@
-"""The GGUF container: metadata, and where each tensor is. Strict: what is not exactly right is refused.
+"""The GGUF container: metadata, and the place of each tensor. Strict: every deviation is refused.
 
 Layout: docs/gguf.md of ggml, versions 2 and 3, little-endian. Everything is checked against the
-size of the file before it is used; tensors are read when they are asked for.
+size of the file before it is used; tensors are read on demand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
     type: TensorType
     shape: tuple[int, ...]  # (N, K) or (K,): ggml counts dimensions from the other end
-    start: int  # from the beginning of the file
+    start: int  # from the start of the file
     size: int
 
 
@@ -51,7 +51,7 @@ class Gguf:
         self.tensors = _placed(records, cursor.at, self._content.size, self.alignment)
 
     def value(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a key, `default` where there is none. Raises SourceError: another type, or no value at all."""
+        """The value of a key, or `default`. Raises SourceError if it has another type, or there is neither."""
         value = self.metadata.get(key, default)
         if value is None:
             raise SourceError(f"metadata has no key {key}")
@@ -62,7 +62,7 @@ class Gguf:
         return value
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor that is in `tensors`. Raises SourceError naming it when its values are not good."""
+        """A tensor of `tensors`. Raises SourceError naming it if its values are invalid."""
         entry = self.tensors[name]
         try:
             return entry.type.tensor(lambda start, size: self._content.read(entry.start + start, size), entry.shape)
@@ -80,12 +80,12 @@ class Gguf:
 
 
 class _Cursor:
-    """Reads on through the file; never beyond its end."""
+    """Reads sequentially through the file; never beyond its end."""
 
     def __init__(self, content: Content) -> None:
         self._content, self._end = content, content.size
         self._elements = MAX_ELEMENTS
-        self._ahead, self._from = b"", 0  # what was read, and where it begins: most values have a few bytes
+        self._ahead, self._from = b"", 0  # read-ahead buffer and its offset: most values have only a few bytes
         self.at = 0
 
     @property
@@ -107,7 +107,7 @@ class _Cursor:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
 
     def count(self, what: str, smallest: int, most: int) -> int:
-        """A 64-bit count of things that take `smallest` bytes at least."""
+        """A 64-bit count of items of at least `smallest` bytes."""
         count: int = self.number("<Q", what)
         room = min(most, self.left // smallest)
         if count > room:
@@ -199,7 +199,7 @@ def _record(cursor: _Cursor, index: int) -> _Record:
     if not 1 <= count <= MAX_DIMENSIONS:
         raise SourceError(f"{what} has {count} dimensions, expected 1 to {MAX_DIMENSIONS}")
     sizes = struct.unpack(f"<{count}Q", cursor.take(8 * count, what))
-    while len(sizes) > 1 and sizes[-1] == 1:  # ggml: dimensions of 1 at the end say nothing
+    while len(sizes) > 1 and sizes[-1] == 1:  # trailing dimensions of 1 have no meaning in ggml
         sizes = sizes[:-1]
     if len(sizes) > 2 or not all(1 <= size < 1 << 31 for size in sizes):
         raise SourceError(f"{what} has shape {list(reversed(sizes))}, expected a vector or a matrix")
@@ -208,7 +208,7 @@ def _record(cursor: _Cursor, index: int) -> _Record:
 
 
 def _shown(name: str) -> str:
-    """A name from the file in a message: no control characters, not endless."""
+    """A name from the file for messages: without control characters, limited in length."""
     return name if name.isprintable() and len(name) <= 80 else ascii(name[:80])
 
 
@@ -220,7 +220,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _placed(records: list[_Record], table_end: int, file_size: int, alignment: int) -> dict[str, Entry]:
-    """The tensors, one after the other up to the end of the file, as llama.cpp requires."""
+    """The tensors, contiguous up to the end of the file, as llama.cpp requires."""
     if not any(record.number == Q2_0 for record in records):
         return _places(records, table_end, file_size, alignment, TYPES[Q2_0])
     fitting, problems = [], []
@@ -251,7 +251,7 @@ def _places(
         if data + record.offset != start:
             raise SourceError(
                 f"{what} is at {record.offset}, expected at {start - data}, after the one before it; "
-                "the file is damaged, or a tensor is of another type than it says"
+                "the file is damaged, or a tensor has another type than declared"
             )
         end = start + size
         if end > file_size:

@@ -1,6 +1,6 @@
-"""Architectures of GGUF in our terms: keys to a ModelConfig, names of tensors, the order of q and k rows.
+"""GGUF architectures in our terms: keys to a ModelConfig, names of tensors, the order of q and k rows.
 
-Keys and names are those of gguf-py's constants.py; what an architecture computes is read from
+Keys and names are those of gguf-py's constants.py; the computation of an architecture is taken from
 llama.cpp (src/models) and ik_llama.cpp (src/graphs), the norms of embedding models from
 microsoft/BitNet (utils/convert-bitnet-embedding-to-gguf.py).
 """
@@ -22,13 +22,13 @@ from .rope import rope_options
 
 
 class Family(NamedTuple):
-    """What the name of an architecture implies."""
+    """Properties that the name of an architecture implies."""
 
     activation: str
     sub_norm: bool = False
     qk_norm: bool = False
-    pairs: bool = False  # RoPE turns dimensions 2i and 2i + 1, and the converter has permuted q and k for it
-    scales: bool = False  # projections may have a factor of their own, "blk.0.attn_q.scale"
+    pairs: bool = False  # RoPE rotates dimensions 2i and 2i + 1, for which the converter has permuted q and k
+    scales: bool = False  # projections may have a separate factor, "blk.0.attn_q.scale"
 
 
 FAMILIES = {
@@ -52,7 +52,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu", "gelu_tanh": "gelu",
 }  # fmt: skip
 _POOLING = {0: "none", 1: "mean", 2: "first", 3: "last"}
-_NEUTRAL = {  # keys that change what is computed, and the value with which they do not
+_NEUTRAL = {  # keys that change the computation, and the neutral value
     "expert_count": 0, "attention.sliding_window": 0, "attention.causal": True, "attention.scale": 0.0,
     "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0, "logit_scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0,
@@ -89,7 +89,7 @@ class Model:
             self.config = self.config.replace(head_format="ternary")
 
     def load(self, key: Key) -> Tensor:
-        """A tensor in our order of rows; linears are ternary, tables where their values are."""
+        """A tensor in our order of rows; linears are ternary, tables if their values are."""
         name, role = self._name(key), ROLES[key.role]
         tensor = self.file.tensor(name)
         if isinstance(tensor, Floats) and len(tensor.shape) == 2:
@@ -118,7 +118,7 @@ class Model:
         return tensor if found is None else found
 
     def _is_scaled(self, key: Key) -> bool:
-        """Whether there may be a factor beside the tensor."""
+        """Whether the tensor may have a separate factor."""
         return self.family.scales and ROLES[key.role] in TERNARY_LINEARS and not key.part
 
     def _scaled(self, tensor: Ternary, name: str) -> Ternary:
@@ -173,7 +173,7 @@ class Model:
     def _vocab_size(self) -> int:
         table = self.file.tensors.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
-            raise SourceError("tensor token_embd.weight is missing or no matrix")
+            raise SourceError("tensor token_embd.weight is missing or not a matrix")
         return table.shape[0]
 
     def _activation(self) -> str:
@@ -198,7 +198,7 @@ class Model:
         return "output.weight" not in self.file.tensors or self.file.same("output.weight", "token_embd.weight")
 
     def _check_tensors(self) -> None:
-        """Exactly the tensors that the configuration calls for, in the right shapes."""
+        """Check that there are exactly the tensors that the configuration requires, with the right shapes."""
         left = dict(self.file.tensors)
         left.pop("rope_freqs.weight", None)
         if self.config.tie_embeddings:
@@ -230,7 +230,7 @@ class Model:
         return name.removesuffix("weight") + "scale"
 
     def _same_everywhere(self, name: str, default: int | None = None) -> int:
-        """A number that may be given for each layer."""
+        """A number that may be given per layer; it has to be the same for all."""
         value = self.file.metadata.get(f"{self.arch}.{name}")
         if isinstance(value, list):
             if not value or any(type(each) is not int or each != value[0] for each in value):
@@ -240,7 +240,7 @@ class Model:
 
 
 def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:
-    """Rows of q or k from the order 0, E/2, 1, E/2 + 1, … that llama-arch files have, to 0, 1, …, E − 1 of a head."""
+    """Rows of q or k, within a head, from the order 0, E/2, 1, E/2 + 1, … of llama files to 0, 1, …, E − 1."""
     rows = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     if isinstance(tensor, Ternary):
         return Ternary(tensor.codes[rows], tensor.scales if tensor.scales.size == 1 else tensor.scales[rows])

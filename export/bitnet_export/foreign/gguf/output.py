@@ -1,4 +1,4 @@
-"""The bytes of a GGUF file: keys, names of tensors, tensors. What `read` reads, written."""
+"""Writes the bytes of a GGUF file: keys, names of tensors, tensors; the inverse of `read`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
     int: (4, lambda value: struct.pack("<I", value)),
     float: (6, lambda value: struct.pack("<f", value)),
 }
-_INT32 = (5, lambda value: struct.pack("<i", value))  # of arrays: token types
+_INT32 = (5, lambda value: struct.pack("<i", value))  # for arrays: token types
 
 
 def _value(value: Value) -> bytes:

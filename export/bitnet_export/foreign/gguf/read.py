@@ -1,4 +1,4 @@
-"""A GGUF file as a Source: what the container says, in our terms."""
+"""A GGUF file as a Source: the container's content in our terms."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def open_gguf(path: str | os.PathLike[str]) -> Iterator[Source]:
 
 
 def _source(file: Gguf, path: Path) -> Source:
-    """A GGUF file as a Source. Raises SourceError: an unknown architecture or option, tensors that do not fit it."""
+    """A GGUF file as a Source. Raises SourceError for an unknown architecture or option, or tensors that do not fit."""
     model = Model(file)
     tokenizer, template, generation, words = _tokenizer(file.metadata, model.config.vocab_size)
     sampling, left = read_sampling(file.metadata)
     kinds = sorted({file.tensors[name].type.name for name in model.linears()})
     if "I2_S" in kinds:
         model.assumptions.append(
-            "I2_S is taken to be in the layout of x86 (128 weights in 32 bytes), as in all published files; what was "
-            "quantized on ARM (64 in 16), or with four rows in a byte, has the same type and size and gives nonsense"
+            "I2_S is assumed to be in the layout of x86 (128 weights in 32 bytes), as in all published files; files "
+            "quantized on ARM (64 in 16), or with four rows in a byte, have the same type and size and give nonsense"
         )
     return Source(
         what=f"GGUF {file.version}, {model.arch}, {' and '.join(kinds)}, one scale per {model.config.weight_scale}",
@@ -56,7 +56,7 @@ def _source(file: Gguf, path: Path) -> Source:
 def _tokenizer(
     metadata: Mapping[str, Any], vocab_size: int
 ) -> tuple[bytes | None, str | None, Mapping[str, Any], list[str]]:
-    """What `tokenizer_of` makes of the vocabulary, if there is one."""
+    """`tokenizer_of` the vocabulary, if there is one."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
         return None, None, {}, ["no tokenizer in the file: text cannot be used, token ids can"]

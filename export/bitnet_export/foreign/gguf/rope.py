@@ -17,10 +17,10 @@ _CLOSE = 1e-5  # relative: converters compute the factors in fp32, rounding each
 
 
 def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
-    """rope_theta and the fields of rope_scaling. dim: dimensions of a head that turn."""
+    """rope_theta and the fields of rope_scaling. dim: rotated dimensions of a head."""
     theta = _number(file, f"{arch}.rope.freq_base", 10_000.0, above=1)
     scaling = f"{arch}.rope.scaling."
-    kind = file.value(scaling + "type", str, "linear")  # so has llama.cpp it: a factor alone is enough
+    kind = file.value(scaling + "type", str, "linear")  # as in llama.cpp: a factor without a type is enough
     factor = _number(file, scaling + "factor", _number(file, f"{arch}.rope.scale_linear", 1.0))
     if _FACTORS in file.tensors:
         if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
@@ -61,11 +61,11 @@ def _number(file: Gguf, key: str, default: float, *, above: float = 0) -> float:
 
 
 def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
-    """The parameters of Llama 3's rule, which a GGUF has only as the table of factors that follows from them.
+    """The parameters of Llama 3's rule, of which a GGUF stores only the resulting table of factors.
 
-    Its frequencies are those of RoPE divided by the table. All published models have low = 1 and
-    high = 4; the factor is the largest of the table, the original context a power of two, or what follows from a
-    factor that is neither 1 nor the largest.
+    Its frequencies are those of RoPE divided by the table. All published models have low = 1 and high = 4; the
+    factor is the largest in the table, the original context a power of two, or one computed from a factor that is
+    neither 1 nor the largest.
     """
     tensor = file.tensor(_FACTORS)
     if not isinstance(tensor, Floats) or tensor.shape != (dim // 2,):
@@ -75,7 +75,7 @@ def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
         return {}
     options = {"rope_scaling": "llama3", "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0}
     factor = float(factors.max())
-    if factor > 1:  # NaN is not
+    if factor > 1:  # false for NaN
         for context in (*(1 << power for power in range(25)), *_contexts(factors, theta, dim)):
             if np.allclose(_llama3_factors(theta, dim, factor, context), factors, rtol=_CLOSE, atol=0):
                 return options | {"rope_factor": factor, "rope_original_context": context}
@@ -85,7 +85,7 @@ def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
 
 
 def _contexts(factors: NDArray[np.float64], theta: float, dim: int) -> list[int]:
-    """Original contexts that factors between the least and the largest tell of."""
+    """Original contexts computed from factors between the least and the largest."""
     factor, waves = factors.max(), 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
     between = (factors > 1) & (factors < factor)
     keep = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)

@@ -1,4 +1,4 @@
-"""How tokens are chosen where nothing else is said: `general.sampling.*`, which llama.cpp follows, too.
+"""Sampling defaults: `general.sampling.*`, which llama.cpp also follows.
 
 Its converter takes them from generation_config.json.
 """
@@ -22,7 +22,7 @@ _OURS = {
 
 
 def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Sampling defaults of a file, for `generation`, and what was left out of them."""
+    """Sampling defaults of a file, for `generation`, and notes on omitted ones."""
     found: dict[str, Any] = {}
     left: list[str] = []
     for theirs, ours in _OURS.items():
@@ -39,7 +39,7 @@ def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def sampling_keys(generation: Mapping[str, Any]) -> dict[str, Value]:
-    """The same of `generation` as keys; without a number below 0, which is llama.cpp's own way to say all."""
+    """The sampling defaults of `generation` as keys; without numbers below 0, which mean "all" in llama.cpp."""
     given = {ALIASES.get(name, name): value for name, value in generation.items()}
     keys: dict[str, Value] = {}
     for theirs, ours in _OURS.items():

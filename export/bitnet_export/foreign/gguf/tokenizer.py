@@ -1,8 +1,8 @@
-"""The tokenizer that the metadata of a GGUF file describes, as one of the `tokenizers` library.
+"""The tokenizer in the metadata of a GGUF file, as one of the `tokenizers` library.
 
-Keys and what they mean: docs/gguf.md of ggml and llama.cpp's src/llama-vocab.cpp. The expressions
-that cut a text are those of the published tokenizer.json files (Meta Llama 3, Qwen 2, Falcon 7B),
-where llama.cpp writes its own for the same pieces; "default" is llama.cpp's alone.
+Keys and their meaning: docs/gguf.md of ggml and llama.cpp's src/llama-vocab.cpp. The regular expressions
+that split text are those of the published tokenizer.json files (Meta Llama 3, Qwen 2, Falcon 7B), for which
+llama.cpp has equivalent ones; "default" exists only in llama.cpp.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def _split(expression: str) -> dict[str, Any]:
 
 
 def _bytes(words: bool) -> dict[str, Any]:
-    """Bytes to letters; `words`: cut as GPT-2 does first."""
+    """Bytes to letters. words: whether to split as GPT-2 does first."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
 class _Pre(NamedTuple):
-    """What tokenizer.ggml.pre stands for."""
+    """The rules of a name in tokenizer.ggml.pre."""
 
     steps: Sequence[dict[str, Any]]
     nfc: bool = False
-    ignore_merges: bool = False  # a piece that is a token is that token
-    add_bos: bool = False  # where the file does not say
+    ignore_merges: bool = False  # a piece that is in the vocabulary is one token
+    add_bos: bool = False  # default, if the file does not say
 
 
 _LLAMA3_PRE = _Pre([_split(LLAMA_PIECES), _bytes(False)], ignore_merges=True, add_bos=True)
@@ -52,7 +52,7 @@ _THREES = _split("[0-9][0-9][0-9]")
 PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), _LLAMA3_PRE) | {
     "qwen2": _Pre([_split(_QWEN2), _bytes(False)], nfc=True),
     "gpt-2": _Pre([_bytes(True)]),
-    "olmo": _Pre([_bytes(True)], nfc=True),  # of GPT-NeoX, which TriLM has
+    "olmo": _Pre([_bytes(True)], nfc=True),  # of GPT-NeoX, as in TriLM
     "smollm": _Pre([{"type": "Digits", "individual_digits": True}, _bytes(True)]),
     "falcon": _Pre(
         [
@@ -66,17 +66,17 @@ PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), 
 }
 
 _TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
-"""A token by which a vocabulary without tokenizer.ggml.pre is known, and what it was trained with."""
+"""Tokens that identify a vocabulary without tokenizer.ggml.pre, and the rules it was trained with."""
 
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> tuple[bytes, str | None, dict[str, Any], list[str]]:
-    """Definition of the tokenizer, chat template, generation defaults, and what was taken for granted.
+    """Definition of the tokenizer, chat template, generation defaults, and assumptions.
 
-    metadata: of a file that has tokenizer.ggml.tokens, arrays as lists. Raises SourceError: a value of
-    another type, ids beyond the vocabulary, a kind of tokenizer that is not known.
+    metadata: of a file that has tokenizer.ggml.tokens, arrays as lists. Raises SourceError for a value of
+    another type, ids beyond the vocabulary, or an unknown kind of tokenizer.
     """
     return _Reading(metadata).result()
 
@@ -123,7 +123,7 @@ class _Reading:
         return sentencepiece_bpe(self._words(True, "for tokenizer.ggml.model = llama"), scores, prefix=prefix)
 
     def _words(self, add_bos: bool, why: str) -> Vocabulary:
-        """The vocabulary, with the tokens that go around a text."""
+        """The vocabulary, with the tokens before and after a text."""
         bos = self.ids["bos"]
         if bos is not None and "tokenizer.ggml.add_bos_token" not in self.metadata:
             word = "begins" if add_bos else "does not begin"
@@ -190,7 +190,7 @@ class _Reading:
         return value
 
     def _array(self, key: str, kind: type[T], length: int | None = None) -> list[T]:
-        """An array, of `length` where that is given; empty when the key is not there."""
+        """An array, of `length` if given; empty if the key is missing."""
         values = self.metadata.get(f"tokenizer.ggml.{key}", [])
         if not isinstance(values, list) or any(type(value) is not kind for value in values):
             raise SourceError(f"tokenizer.ggml.{key} is not an array of {kind.__name__} alone")
@@ -205,7 +205,7 @@ class _Reading:
         return value
 
     def _id(self, role: str) -> int | None:
-        """The id of a special token; None: the file has none, also as 2³² − 1."""
+        """The id of a special token; None if the file has none, which may also be written as 2³² − 1."""
         value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
         if value is None or value == 0xFFFFFFFF:
             return None

@@ -1,8 +1,8 @@
 """A tokenizer of the `tokenizers` library as the vocabulary of a GGUF file.
 
-GGUF says how text is cut into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`: the
-name is found by comparing the rules, and a tokenizer with other rules is refused.
-What a name stands for is in `tokenizer`, which reads what is written here.
+GGUF specifies how text is split into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`. The name is
+found by comparing the rules; a tokenizer with other rules is refused. `tokenizer`, the inverse of this module,
+defines the names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _ONLY_IDS = "write the file for token ids (--no-tokenizer)"
 def vocabulary(
     tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any], notes: list[str] | None = None
 ) -> dict[str, Value]:
-    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA. notes: gets what llama.cpp does otherwise.
+    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA. notes: receives differences in llama.cpp.
 
-    Raises ValueError naming what llama.cpp has no name for.
+    Raises ValueError naming rules that llama.cpp does not have.
     """
     notes = [] if notes is None else notes
     try:
@@ -42,7 +42,7 @@ def vocabulary(
 
 
 def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]:
-    """The tokens that the engine puts before and after a text. Raises ValueError: there are too many."""
+    """The tokens that the engine adds before and after a text. Raises ValueError if there are several on a side."""
     words = load(tokenizer, "section TOKENIZER")
     words.no_padding()
     words.no_truncation()
@@ -78,7 +78,7 @@ def _special(
     end = after if after is not None else named.get("eos_token")
     if after is None and end not in ends:
         end = next(iter(ends), None)
-    # Others that end an answer: first those that llama.cpp does not know by name.
+    # Other end tokens of answers: first those that llama.cpp does not know by name.
     known = {i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL and token in ENDS}
     others = sorted((token for token in ends if token != end), key=lambda token: token in known)
     if lost := [tokens[token] for token in others[2:] if token not in known]:
@@ -160,7 +160,7 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _spelt_otherwise(rules: Mapping[str, Any]) -> str | None:
-    """A token that is not what its own letters are merged to: ignore_merges makes a difference."""
+    """A token that merging its own letters does not give, so that ignore_merges makes a difference."""
     from tokenizers import Tokenizer
 
     model = rules["model"]
@@ -171,7 +171,7 @@ def _spelt_otherwise(rules: Mapping[str, Any]) -> str | None:
 
 
 def _cuts(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Steps of a pre-tokenizer in words, without one that only spells bytes as letters."""
+    """Descriptions of the steps of a pre-tokenizer, without one that only maps bytes to letters."""
     return [words for words in map(_cut, steps) if words]
 
 
@@ -179,7 +179,7 @@ def _cut(step: Mapping[str, Any]) -> str:
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
             return ""
-        case {"type": "ByteLevel", "add_prefix_space": False}:  # use_regex is true where it is not given
+        case {"type": "ByteLevel", "add_prefix_space": False}:  # use_regex is true by default
             return "the words of GPT-2"
         case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}:
             return f"split {regex}"
@@ -194,7 +194,7 @@ def _cut(step: Mapping[str, Any]) -> str:
 
 
 def _sentencepiece(rules: Mapping[str, Any], tokens: list[str], notes: list[str]) -> dict[str, Value]:
-    """llama.cpp joins the neighbours whose token has the highest score: minus the rank of its first merge."""
+    """llama.cpp merges the neighbours whose token has the highest score: minus the rank of its first merge."""
     steps = [*_parts(rules.get("normalizer"), "normalizers"), *_parts(rules.get("pre_tokenizer"), "pretokenizers")]
     prefix, space = False, False
     for step in steps:

@@ -1,8 +1,8 @@
-"""Tensor types of GGUF: how many bytes they take, and their weights as codes and scales or as floats.
+"""Tensor types of GGUF: their sizes in bytes, and their weights as codes and scales or as floats.
 
 Ids and layouts are those of llama.cpp (ggml-common.h, ggml-quants.c), of microsoft/BitNet (I2_S:
 ggml-bitnet-mad.cpp), of ik_llama.cpp (IQ*_BN: iqk_quantize.cpp) and of the PrismML fork (PQ2_0).
-A row is always contiguous, but for IQ2_BN_R4, where four are interleaved.
+A row is always contiguous, except in IQ2_BN_R4, where four are interleaved.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Values = NDArray[np.float32]
 Read = Callable[[int, int], Bytes]  # (start, size) of the bytes of a tensor
 Codes = tuple[Bytes, Values]  # T + 1 in (R, K), and scales in (R, groups of a row)
 
-_CHUNK = 1 << 22  # weights decoded in one go
+_CHUNK = 1 << 22  # weights decoded at a time
 
 
 class TensorType(NamedTuple):
-    """A way to store rows of K weights. Exactly one of `codes` and `floats` is there."""
+    """A way to store rows of K weights. Exactly one of `codes` and `floats` is set."""
 
     name: str
     block: int  # weights; divides K
@@ -41,7 +41,7 @@ class TensorType(NamedTuple):
         return self.header + cols // self.block * self.size
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor (N, K) or (K,). Raises SourceError: a shape that the type does not have."""
+        """Bytes of a tensor (N, K) or (K,). Raises SourceError for a shape that the type cannot have."""
         rows, cols = math.prod(shape[:-1]), shape[-1]
         if cols % self.block:
             raise SourceError(f"rows of {self.name} have {cols} weights, expected a multiple of {self.block}")
@@ -50,7 +50,7 @@ class TensorType(NamedTuple):
         return rows * self.row_size(cols) + self.tail
 
     def tensor(self, read: Read, shape: tuple[int, ...]) -> Tensor:
-        """The values in the bytes of a tensor. Raises SourceError: a code or scale is not ternary."""
+        """The values of a tensor, decoded. Raises SourceError if a code or scale is not ternary."""
         cols, size = shape[-1], self.row_size(shape[-1]) * self.interleaved
 
         def table(first: int, last: int) -> Bytes:
@@ -69,7 +69,7 @@ class TensorType(NamedTuple):
         for first in range(0, lines, step):
             found, scale = self.codes(table(first, min(first + step, lines)))
             if (found == 3).any():
-                raise SourceError(f"{self.name} has code 3 in it, which stands for +2: the tensor is not ternary")
+                raise SourceError(f"{self.name} has code 3 in it, which means +2: the tensor is not ternary")
             start = first * self.interleaved
             np.subtract(found.view(np.int8), 1, out=codes[start : start + len(found)])
             scales.append(scale)
@@ -129,13 +129,13 @@ def _tq1_0(rows: Bytes) -> Codes:
 
 
 def _q2_0(rows: Bytes, size: int) -> Codes:
-    """An fp16 scale, then the weights four a byte."""
+    """An fp16 scale, then the weights, four per byte."""
     blocks = _blocks(rows, size)
     return _fields(blocks[..., 2:], 1).reshape(len(rows), -1), _halves(blocks[..., :2])[..., 0]
 
 
 def _iq1_bn(rows: Bytes) -> Codes:
-    """An fp16 scale; then 64 weights in 13 bytes: of 16 weights 15 in three bytes, the last in the 13th."""
+    """An fp16 scale; then 64 weights in 13 bytes: of each 16 weights 15 in three bytes, the last in the 13th."""
     blocks, powers = _blocks(rows[:, 2:], 13), (81, 27, 9, 3, 1)
     fifteen = _trits(blocks[..., :12], 1, powers).reshape(*blocks.shape[:2], 4, 15)
     sixteenth = _trits(blocks[..., 12:], 1, powers[:4])[..., None]
@@ -175,7 +175,7 @@ def _q4_0(rows: Bytes) -> Values:
 
 
 def _q4_k(rows: Bytes) -> Values:
-    """256 weights of scale·q − minimum in eights of 32, which have 6-bit scales and minima of their own."""
+    """256 weights scale·q − minimum in eight groups of 32, each with its own 6-bit scale and minimum."""
     blocks = _blocks(rows, 144)
     d, packed = _halves(blocks[..., :4]), blocks[..., 4:16]
     low, high, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
@@ -188,7 +188,7 @@ def _q4_k(rows: Bytes) -> Values:
 
 
 def _q6_k(rows: Bytes) -> Values:
-    """256 weights of scale·(q − 32): 4 low bits, 2 high ones, and an int8 scale for each 16."""
+    """256 weights scale·(q − 32): 4 low bits, 2 high ones, and an int8 scale for each 16."""
     blocks = _blocks(rows, 210)
     half = blocks[..., :128].reshape(*blocks.shape[:2], 2, 1, 64)
     low = (half >> np.array([[0], [4]], np.uint8) & np.uint8(15)).reshape(*blocks.shape[:2], 256)
@@ -218,7 +218,7 @@ TYPES: dict[int, TensorType] = {
 
 Q2_0 = 42
 Q2_0_OF_FORKS = TYPES[142]._replace(name="Q2_0")
-"""PrismML wrote groups of 128 under llama.cpp's id of groups of 64, before PQ2_0 had an id of its own."""
+"""PrismML wrote groups of 128 with llama.cpp's id for groups of 64, before PQ2_0 had its own id."""
 
 _OTHERS = {
     3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32",

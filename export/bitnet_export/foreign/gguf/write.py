@@ -1,9 +1,9 @@
 """A packed file as a GGUF file that llama.cpp runs.
 
-Ternary codes and scales are exact: a scale that is no fp16 number stands beside its tensor as
-`blk.0.attn_q.scale`, fp32, which llama.cpp multiplies the product with, and the blocks have d = 1.
-What llama.cpp computes from them is near what the engine computes, not equal: it quantizes
-activations in blocks of 256 (TQ*) or 32, or not at all (F16, F32), and keeps keys and values as fp16.
+Ternary codes and scales are exact: a scale that fp16 cannot represent is a separate fp32 tensor,
+`blk.0.attn_q.scale`, by which llama.cpp multiplies the product, and the blocks have d = 1.
+The results of llama.cpp are close to the engine's, not equal: it quantizes activations in blocks
+of 256 (TQ*) or 32, or not at all (F16, F32), and stores keys and values as fp16.
 Sources: the GGUF specification of ggml; src/models/{bitnet,llama,qwen3}.cpp of llama.cpp.
 """
 
@@ -47,7 +47,7 @@ PRESET = "`bitnet train --preset gguf` trains a model that llama.cpp takes, with
 
 _FREE = (*SIZES, "ternary", "weight_scale", "head_format", "dropout")
 _RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
-# No biases of the FFN: llama.cpp adds them before it multiplies by `.scale`.
+# No FFN biases: llama.cpp adds them before it multiplies by `.scale`.
 _BIASES: dict[str, tuple[Any, ...]] = dict.fromkeys(("qkv_bias", "o_bias"), (False, True))
 _TIED: dict[str, tuple[Any, ...]] = {"tie_embeddings": (False, True)}
 GRAPHS = (
@@ -61,7 +61,7 @@ GRAPHS = (
 
 @dataclass(frozen=True)
 class GgufWritten(Written):
-    token_bytes: int = 0  # of weights that a decoded token reads
+    token_bytes: int = 0  # bytes of weights read per decoded token
 
 
 def write_gguf(
@@ -74,16 +74,16 @@ def write_gguf(
     vocabulary: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> GgufWritten:
-    """Write a packed file as GGUF, one tensor in memory at a time; the file appears when it is complete.
+    """Write a packed file as GGUF, one tensor in memory at a time; the file appears only when it is complete.
 
-    body: type of the ternary weights, one of BODIES. head: of embedding and head where they are not
+    body: type of the ternary weights, one of BODIES. head: type of embedding and head if they are not
     ternary, one of HEADS.
     exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors. vocabulary: False leaves
     the tokenizer out.
     progress: called with (tensors done, of all).
 
-    Raises PackedFormatError for a bad source; ValueError naming everything that is in the way: what llama.cpp
-    would not compute, weights that do not fit the type, a tokenizer that it does not have; OSError.
+    Raises PackedFormatError for a bad source; ValueError naming all obstacles: features that llama.cpp does not
+    have, weights that do not fit the type, an unsupported tokenizer; OSError.
     """
     for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
         if word not in words:
@@ -104,7 +104,7 @@ def write_gguf(
     if not config.tie_embeddings:
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
     if any(entry.name.endswith(".scale") for entry in entries):
-        writer.notes.append("exact scales are stored beside the matrices; older versions of llama.cpp refuse the file")
+        writer.notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
     writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
     what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
@@ -112,7 +112,7 @@ def write_gguf(
 
 
 def architecture(config: ModelConfig) -> Graph:
-    """The graph of llama.cpp that is this model. Raises ValueError naming the nearest and what it lacks."""
+    """The llama.cpp graph that computes this model. Raises ValueError naming the nearest and its differences."""
     graph, differences = _nearest(config)
     refuse(f"the model {config.name}", differences)
     return graph
@@ -164,7 +164,7 @@ class _Writer:
         return general | {f"{self.graph.name}.{key}": value for key, value in keys.items()}
 
     def problems(self) -> list[str]:
-        """Why matrices do not fit their types, those with the same reason together."""
+        """Why matrices do not fit their types, grouped by reason."""
         names: dict[str, dict[str, None]] = {}
         for record in self.file.tensors.values():
             role = ROLES[record.key.role]
@@ -196,7 +196,7 @@ class _Writer:
             yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
 
     def entries(self) -> Iterator[Entry]:
-        """The tensors of the file, which have no `problems`."""
+        """The tensors of the file; requires that there are no `problems`."""
         if self.config.rope_scaling == "llama3":
             yield self._vector("rope_freqs.weight", self._rope_factors())
         for record in self.file.tensors.values():
@@ -228,13 +228,13 @@ class _Writer:
             self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
 
     def _order(self, role: str, rows: int) -> NDArray[np.int64] | slice:
-        """Where the rows come from: in `llama` RoPE turns neighbours, 2i and 2i + 1, not i and i + E/2."""
+        """The source of each row: in `llama`, RoPE rotates neighbours 2i and 2i + 1, not i and i + E/2."""
         if self.graph.name != "llama" or role not in ("q", "k"):
             return slice(None)
         return np.arange(rows).reshape(-1, 2, self.config.head_dim // 2).swapaxes(1, 2).reshape(-1)
 
     def _is_ternary_table(self, record: Record) -> bool:
-        """Whether a table is ternary and its blocks can be; an embedding has no `.scale` in llama.cpp."""
+        """Whether a table is ternary and can stay so in blocks; an embedding has no `.scale` in llama.cpp."""
         if not record.encoding.ternary:
             return False
         scales, block = self.file.scales(record), KINDS[self.body].block
@@ -244,7 +244,7 @@ class _Writer:
         )
 
     def _table_type(self, record: Record) -> str:
-        """The type of a table written as floats; for a ternary one the smaller that holds every value."""
+        """The type of a table written as floats; for a ternary one the smallest that holds every value."""
         if not (record.encoding.ternary and self.exact_scales):
             return self.head
         scales = self.file.scales(record)
@@ -267,7 +267,7 @@ class _Writer:
         return Entry(name, kind, (record.rows, record.cols), parts)
 
     def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
-        """W = d · T, with γ in d where fp16 has it, else beside the tensor."""
+        """W = d · T, with γ in d if fp16 can represent it, else in a separate tensor."""
         kind, (d, beside) = KINDS[self.body], self._scales(record)
         if beside is None:
             self._rounded = max(self._rounded, float(np.abs(d / self.file.scales(record) - 1).max()))
@@ -276,7 +276,7 @@ class _Writer:
             yield self._vector(f"{name}.scale", beside)
 
     def _scales(self, record: Record) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
-        """d of the blocks, and γ where it stands beside them."""
+        """d of the blocks, and γ if it is a separate tensor."""
         scales = self.file.scales(record)
         if self.body == "F32":
             return scales, None  # d is not rounded
@@ -303,7 +303,7 @@ class _Writer:
         return kind.floats(values)
 
     def _rope_factors(self) -> NDArray[np.float32]:
-        """What Llama 3's scaling divides the frequencies of plain RoPE by."""
+        """The factors by which Llama 3's scaling divides the frequencies of plain RoPE."""
         from bitnet.model.positions import rope_frequencies
 
         plain = rope_frequencies(self.config.replace(rope_scaling="none")).double()
@@ -313,7 +313,7 @@ class _Writer:
 def _vocabulary(
     file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """The keys of the tokenizer, and what prevents writing them."""
+    """The keys of the tokenizer, and the problems that prevent writing them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if tokenizer is None or not wanted:
         return {"tokenizer.ggml.model": "none"}, []

@@ -1,4 +1,4 @@
-"""Which architecture of transformers computes a packed file, and the config.json that says so.
+"""The architecture of transformers that computes a packed file, and its config.json.
 
 Source: the modeling and configuration files of transformers 5.23.
 """
@@ -42,16 +42,16 @@ class Architecture(NamedTuple):
     name: str
     model_type: str
     family: Family
-    places: Places  # of its tensors
-    problems: list[str]  # why it does not compute it
-    others: tuple[tuple[Family, Places], ...] = ()  # of the stacks behind the first
+    places: Places  # names of its tensors
+    problems: list[str]  # why it cannot compute the model
+    others: tuple[tuple[Family, Places], ...] = ()  # for the stacks after the first
 
     def of(self, stack: int) -> tuple[Family, Places]:
         return ((self.family, self.places), *self.others)[stack]
 
 
 def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
-    """The class that computes this model, or the nearest with its differences, a phrase each."""
+    """The class that computes this model, or the nearest with a phrase for each difference."""
     candidates = []
     for kind, graph in _graphs(c).items():
         found = graph.differences(c) + _own(kind, file, c)
@@ -72,16 +72,16 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
 
 
 def graph_of(kind: str, c: ModelConfig) -> Graph:
-    """What the architecture of a model_type computes."""
+    """The computation of a model_type's architecture."""
     return _graphs(c)[kind]
 
 
 def _graphs(c: ModelConfig) -> dict[str, Graph]:
-    """By model_type; what each computes, from its modeling file."""
+    """The computation of each architecture by model_type, from its modeling file."""
     rope = tuple(name for name in c.to_dict() if name.startswith("rope_") and name != "rope_local_theta")
     attention: dict[str, tuple[Any, ...]] = {"qkv_bias": (False, True), "o_bias": (c.qkv_bias,)}  # one switch for all
     root = math.sqrt(c.dim)
-    scale = {"embedding_scale": (root, float(np.float32(root)))}  # one number in fp32, in which it is multiplied
+    scale = {"embedding_scale": (root, float(np.float32(root)))}  # equal in fp32, the precision of the product
     kinds: dict[str, tuple[str, Mapping[str, tuple[Any, ...]], tuple[str, ...]]] = {
         "bitnet": ("BitNetForCausalLM", {"sub_norm": (True,), **attention}, rope),
         "llama": ("LlamaForCausalLM", {"ffn_bias": (False, True), **attention}, rope),
@@ -107,7 +107,7 @@ def _graphs(c: ModelConfig) -> dict[str, Graph]:
 
 
 def _own(kind: str, file: PackedFile, c: ModelConfig) -> list[str]:
-    """What one of them does not compute though it takes the values, a phrase each."""
+    """Differences that the values alone do not show, a phrase each."""
     found = [] if kind in ("gpt2", "bert") else rope_problems(file, c)
     if kind == "gemma2":
         if abs(c.attention_scale**-2 - round(c.attention_scale**-2)) > 1e-3:
@@ -157,7 +157,7 @@ def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> di
 
 
 def quantization(c: ModelConfig, left: list[str]) -> dict[str, Any]:
-    """quantization_config. left: the modules that stay float."""
+    """quantization_config. left: modules that stay float."""
     return {
         "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
         "use_rms_norm": c.linear_norm, "rms_norm_eps": c.norm_eps, "modules_to_not_convert": left,
@@ -175,13 +175,13 @@ def _rope(c: ModelConfig) -> dict[str, Any]:
     if c.rope_scaling == "yarn":
         rope |= {"beta_fast": c.rope_beta_fast, "beta_slow": c.rope_beta_slow}
         rope["attention_factor"] = c.rope_attention_factor
-    # rope_theta alone is where programs older than rope_parameters look
+    # for programs older than rope_parameters, which look for rope_theta
     both = {"rope_theta": c.rope_theta, "rope_parameters": rope}
     return both if c.rope_scaling == "none" else both | {"rope_scaling": rope}
 
 
 def _particular(kind: str, c: ModelConfig) -> dict[str, Any]:
-    """What one architecture has and the others have not."""
+    """Fields that only this architecture has."""
     moe = {"num_experts": c.n_experts, "num_experts_per_tok": c.experts_per_token}
     window: dict[str, Any] = {"sliding_window": c.sliding_window or None}
     if kind == "gemma2":
@@ -214,5 +214,5 @@ def head_is_quantized(file: PackedFile) -> bool:
 
 
 def quantizes(file: PackedFile) -> bool:
-    """Whether anything rounds its inputs to int8."""
+    """Whether any layer quantizes its inputs to int8."""
     return head_is_quantized(file) or any(record.scope != encodings.SCALE_NONE for record in projections(file))

@@ -1,4 +1,4 @@
-"""The README.md of a Hugging Face folder: what the packed file knows of its model and its training, and no more."""
+"""The README.md of a Hugging Face folder, only from what the packed file knows of its model and training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from bitnet.config import ModelConfig
 from bitnet_export.packed.reader import PackedFile
 
-_MOST = 200  # characters of a value
+_MOST = 200  # most characters of a value
 _SCALES = {"tensor": "one scale a matrix", "row": "one scale a row", "group": "one scale for 128 weights of a row"}
 _FIGURES = {
     "nats_per_token": "nats per token", "bits_per_byte": "bits per byte", "perplexity": "perplexity per token",
@@ -24,7 +24,7 @@ Rows = list[tuple[str, str]]
 
 
 def write_card(folder: Path, file: PackedFile, name: str) -> None:
-    """name: of the model."""
+    """Write README.md. name: the model's."""
     (folder / "README.md").write_text(card(file, name), "utf-8")
 
 
@@ -51,7 +51,7 @@ def card(file: PackedFile, name: str) -> str:
 
 
 def _front(config: ModelConfig, is_ternary: bool) -> str:
-    """What the hub reads."""
+    """The front matter, which the hub reads."""
     task = "feature-extraction" if not config.has_head else "fill-mask"
     if config.has_head and config.mask != "bidirectional":
         task = "image-text-to-text" if config.vision else "text-generation"
@@ -129,7 +129,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as text that is no markup, and has one line."""
+    """A value as one line of text, with markup escaped."""
     shown = value if isinstance(value, str) else json.dumps(value)
     line = "".join(c if c.isprintable() else " " for c in shown)[:_MOST].strip() or "?"
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", line)

@@ -1,6 +1,6 @@
 """The fields of config.json as a ModelConfig.
 
-A family (`families.py`) names the functions here that say what is particular to it.
+A family (`families.py`) lists the functions here for the fields that are specific to it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ACTIVATIONS = {
 
 
 def model_config(config: Fields, fixed: Values, parts: tuple[Part, ...]) -> ModelConfig:
-    """The ModelConfig of a folder, scope of the scales and format of the tables aside.
+    """The ModelConfig of a folder, except scope of the scales and format of the tables.
 
-    fixed: fields of which config.json has no say. parts: functions of this module, the last word is the last one's.
+    fixed: fields that config.json does not determine. parts: functions of this module; later ones override earlier.
     """
     values = sizes(config)
     for part in parts:
@@ -41,13 +41,13 @@ def model_config(config: Fields, fixed: Values, parts: tuple[Part, ...]) -> Mode
 
 
 def sizes(config: Fields) -> Values:
-    """What every family has."""
+    """The fields of every family."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if heads < 1 or dim < 1:
         names = config.name("hidden_size"), config.name("num_attention_heads")
         raise SourceError(f"{config.what}: {names[0]} is {dim} and {names[1]} {heads}, expected at least 1")
     layers = config.integer("num_hidden_layers")
-    if not 1 <= layers <= 1024:  # they are listed
+    if not 1 <= layers <= 1024:  # later code makes lists of them
         raise SourceError(f"{config.what}: {config.name('num_hidden_layers')} is {layers}, expected 1 to 1024")
     default_head = None if "head_dim" not in config and dim % heads else dim // heads
     return {
@@ -79,7 +79,7 @@ def _activation(config: Fields) -> str:
 
 
 def turned(config: Fields) -> Values:
-    """RoPE, alike in all layers."""
+    """RoPE, the same in all layers."""
     return rope(config, 10_000.0)
 
 
@@ -97,7 +97,7 @@ def gemma3(config: Fields) -> Values:
 
 
 def after_padding(config: Fields) -> Values:
-    """Learned positions that are counted from behind the number of the padding token."""
+    """Learned positions that start after the id of the padding token."""
     rows, first = config.integer("max_position_embeddings"), config.integer("pad_token_id") + 1
     if not 0 <= first < rows:
         name = config.name("max_position_embeddings")
@@ -111,10 +111,10 @@ def windows(config: Fields) -> Values:
     kinds = config.words("layer_types")
     if not window or not config.truth("use_sliding_window", True):
         kinds = kinds or ["full_attention"] * layers
-    if kinds is None and "max_window_layers" in config:  # Qwen: from some layer on
+    if kinds is None and "max_window_layers" in config:  # Qwen: from that layer on
         first = config.integer("max_window_layers")
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if kinds is None and "sliding_window_pattern" in config:  # Gemma: of so many layers the last is full
+    if kinds is None and "sliding_window_pattern" in config:  # Gemma: every n-th layer has full attention
         every = config.integer("sliding_window_pattern")
         kinds = ["full_attention" if every and (i + 1) % every == 0 else "sliding_attention" for i in range(layers)]
     if kinds is None:
@@ -137,7 +137,7 @@ def windows(config: Fields) -> Values:
 
 
 def gelu_is_tanh(config: Fields) -> Values:
-    """Gemma 1 was published with another name of its activation than what it was trained with."""
+    """Gemma 1 was published with a wrong name for the activation that it was trained with."""
     return {"activation": "gelu"} if config.get("hidden_act") == "gelu" else {}
 
 
@@ -146,7 +146,7 @@ def four_times_wider(config: Fields) -> Values:
 
 
 def scaled_embedding(config: Fields) -> Values:
-    """Times sqrt(D); `open_folder` rounds it as the weights are."""
+    """Factor sqrt(D); `open_folder` rounds it to the precision of the weights."""
     return {"embedding_scale": math.sqrt(max(config.integer("hidden_size"), 0))}
 
 
@@ -166,7 +166,7 @@ def capped_scores(config: Fields) -> Values:
 
 
 def attention_biases(config: Fields) -> Values:
-    """One switch for all four."""
+    """attention_bias, one switch for all four."""
     return dict.fromkeys(("qkv_bias", "o_bias"), config.truth("attention_bias"))
 
 
@@ -175,7 +175,7 @@ def ffn_biases(config: Fields) -> Values:
 
 
 def experts(config: Fields) -> Values:
-    """Networks of which each token takes some. Of how many their shares add up to 1."""
+    """Number of experts, of those per token, and whether their shares are normalized."""
     found, taken = config.integer("num_experts"), config.integer("num_experts_per_tok")
     if not 1 <= taken <= found:
         names = config.name("num_experts_per_tok"), config.name("num_experts")
@@ -185,7 +185,7 @@ def experts(config: Fields) -> Values:
 
 
 def thinker(config: Fields) -> Values:
-    """Switches: an FFN that is gated or not, half as many heads for keys and values, experts."""
+    """Its switches: gated FFN or not, half as many KV heads, experts."""
     values: Values = {}
     if not config.truth("use_swiglu"):
         values = {"ffn": "plain", "activation": "gelu_erf", "ffn_bias": True}
@@ -200,7 +200,7 @@ def thinker(config: Fields) -> Values:
 
 
 def side(config: Fields, name: str) -> int:
-    """Pixels of a side of a square."""
+    """The side of a square in pixels."""
     value = config.get(name)
     side = value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
     if type(side) is not int or not 1 <= side <= 1 << 14:

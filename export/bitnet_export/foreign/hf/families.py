@@ -1,10 +1,10 @@
-"""What each architecture of `transformers` means in our terms: its configuration and its names of tensors.
+"""Architectures of `transformers` in our terms: configuration and names of tensors.
 
 Source: the modeling and configuration files of transformers 5.23; for 1bitLLM the modeling_bitnet.py
 in its own folder; for the Thinker omni/thinker.py of its project; for the BitNet embedding models
 docs/bitnet-embeddings-gguf-conversion.md of microsoft/BitNet. Every field that changes the computation is
 mapped here or refused by name.
-A new family is a row of FAMILIES, and in `configuration.py` a function for what no other has. Those that see images
+A new family is a row of FAMILIES, and functions in `configuration.py` for features that no other has. Vision models
 are rows of `images.py`.
 """
 
@@ -21,7 +21,7 @@ from .family import Family
 from .fields import Fields
 from .places import EXPERT, Name, Names, Slice
 
-THINKER = "d_model"  # a field that tells a configuration of a Thinker, which names no architecture
+THINKER = "d_model"  # a field that identifies the configuration of a Thinker, which names no architecture
 
 
 _PLAIN: dict[str, Any] = {"sub_norm": False}
@@ -53,7 +53,7 @@ _1BITLLM_NAMES = {"attn_sub_norm": "self_attn.inner_attn_ln", "ffn_sub_norm": "m
 
 
 def _experts(block: str, gate: str, up: str, down: str) -> Names:
-    """One by one, or as transformers 5 has them in memory: those of a layer in two tensors."""
+    """Names of experts: one by one, or as in transformers 5's memory, those of a layer in two tensors."""
     both, single = "mlp.experts.gate_up_proj", f"{block}.experts.{EXPERT}."
     return {
         "router": [f"{block}.gate", "mlp.gate"], "gate": [single + gate, Slice(both, 0, 2, stacked=True)],
@@ -230,7 +230,7 @@ _ELSEWHERE = {
 
 
 def family_of(values: Mapping[str, Any], what: str) -> tuple[str, Family]:
-    """By `architectures`: model_type is wrong in published folders (1bitLLM says llama). Without it by model_type.
+    """By `architectures`, as model_type is wrong in published folders (1bitLLM says llama); without it by model_type.
 
     values: of config.json. what: the file in messages. Returns the architecture and its family.
     """

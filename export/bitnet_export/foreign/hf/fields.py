@@ -1,4 +1,4 @@
-"""Values of a JSON object, each with the type that is expected of it."""
+"""Values of a JSON object, checked for their types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fields(dict[str, Any]):
         theirs: Mapping[str, str] = MappingProxyType({}),
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """theirs: how the object may call fields, by their name here. defaults: of fields that it does not have."""
+        """theirs: alternative names of fields in the object, by our names. defaults: of missing fields."""
         ours = {other: name for name, other in theirs.items()}
         found: dict[str, Any] = dict(defaults)
         for key in sorted(values, key=lambda key: key in ours):
@@ -32,7 +32,7 @@ class Fields(dict[str, Any]):
         self.what, self._theirs = what, theirs
 
     def name(self, name: str) -> str:
-        """What the object calls a field."""
+        """The object's name of a field."""
         return self._theirs.get(name, name)
 
     def integer(self, name: str, default: int | None = None) -> int:

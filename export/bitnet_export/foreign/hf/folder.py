@@ -1,4 +1,4 @@
-"""The small files of a model folder: found inside the folder only, and read strictly."""
+"""The small files of a model folder: found only inside the folder, and read strictly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bitnet_export.packed.recognise import PROBE, recognise
 _POINTER = b"version https://git-lfs"
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
-MAX_SENTENCEPIECE = 32 << 20  # that of Gemma, with 262,144 pieces, has 5 MB
+MAX_SENTENCEPIECE = 32 << 20  # Gemma's, with 262,144 pieces, has 5 MB
 
 
 class Folder:
-    """A folder whose files are named by others: no name leads out of it."""
+    """A folder whose file names are untrusted: none may lead out of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Folder:
             self._roots.append(root.parent.parent / "blobs")
 
     def find(self, name: str) -> Path | None:
-        """The regular file of that name, None if there is none. Raises SourceError: it lies outside, or is no file."""
+        """The regular file of that name, None if there is none. Raises SourceError if it is outside, or not a file."""
         if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
             raise SourceError(f"{self.path}: {name!r} is not the name of a file in this folder")
         path = self.path / name
@@ -66,13 +66,13 @@ class Folder:
 
 
 def refuse_pointer(head: bytes, what: str) -> None:
-    """Raises SourceError: what git left in place of a large file. head: its first bytes."""
+    """Raises SourceError if a file is a Git LFS pointer instead of a large file. head: its first bytes."""
     if head.startswith(_POINTER):
         raise SourceError(f"{what} is {recognise(head[:PROBE])}")
 
 
 def strict_object(content: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in which no name comes twice and every number is finite."""
+    """A JSON object with unique names and only finite numbers."""
     try:
         value = strict_json.parse(content)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Which architecture of transformers computes a packed file that sees images, and the files that say so.
+"""The architecture of transformers that computes a packed vision model, and its configuration files.
 
 Source: as `architectures.py`.
 """
@@ -47,7 +47,7 @@ _FILTERS = {"bilinear": 2, "bicubic": 3}
 
 
 class _Candidate(NamedTuple):
-    """A class of transformers, and what each of its stacks computes."""
+    """A class of transformers, and the computation of each of its stacks."""
 
     name: str
     families: tuple[Family, ...]
@@ -71,12 +71,12 @@ def sees_any(configs: Iterable[ModelConfig]) -> bool:
 
 
 def is_of_images(file: PackedFile) -> bool:
-    """Whether it sees images, or is a tower of texts alone, as one of these architectures has it."""
+    """Whether it has vision, or is a text tower of one of these architectures."""
     return sees_any(file.configs) or (len(file.configs) == 1 and not architecture_of_images(file).problems)
 
 
 def architecture_of_images(file: PackedFile) -> Architecture:
-    """The one that computes this model, or the nearest; and why it does not, a phrase each."""
+    """The architecture that computes this model, or the nearest with a phrase for each difference."""
     candidates = {each.name: each for each in _candidates(file.configs) if len(each.families) == len(file.configs)}
     found = [(Graph(name, {}, ()), each.problems(file)) for name, each in candidates.items()]
     graph, problems = nearest("transformers", found)
@@ -147,7 +147,7 @@ def _of_decoder(file: PackedFile, c: ModelConfig) -> list[str]:
     return found + rope_problems(file, c.replace(first_position=0))
 
 
-# ---- what lies in the folder ----
+# ---- files of the folder ----
 
 
 def describe_images(file: PackedFile, architecture: Architecture, generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     main, vision = file.configs
     whole: dict[str, Any] = {"text_config": parts[0] | end, "vision_config": parts[1]}
     if architecture.model_type == "clip":
-        whole["projection_dim"] = vision.out_dim  # where its end token stands, there is the vector of a text
+        whole["projection_dim"] = vision.out_dim  # a text's vector is that of its end token
     if main.image_token:
         whole |= {"image_token_index": main.image_token, "projection_dim": vision.out_dim, "hidden_size": main.dim}
         whole |= {"tie_word_embeddings": main.tie_embeddings}
@@ -173,7 +173,7 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
 
 
 def _left_alone(file: PackedFile, architecture: Architecture) -> list[str]:
-    """Modules with floats, by names that transformers has for them in memory, and others in folders."""
+    """Float modules, by their names in transformers' memory and in folders."""
     left = [] if plain.head_is_quantized(file) else ["lm_head"]
     for record in file.tensors.values():
         if ROLES[record.key.role] in LINEAR_ASIDE and record.key.part == 0:
@@ -188,7 +188,7 @@ def _left_alone(file: PackedFile, architecture: Architecture) -> list[str]:
 
 
 def _quantized(file: PackedFile, stack: int) -> list[bool]:
-    """Of each matrix of the layers of a stack."""
+    """For each matrix of a stack's layers, whether it is quantized."""
     return [r.scope != encodings.SCALE_NONE for r in plain.projections(file) if r.key.stack == stack]
 
 
@@ -214,7 +214,7 @@ def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
 
 
 def similarity(c: ModelConfig, architecture: Architecture) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of how alike an image and a text are."""
+    """The tensors of the similarity of image and text."""
     names = architecture.family.similar
     numbers = np.float32(math.log(c.similarity_scale or 1.0)), np.float32(c.similarity_bias)
     shape = (1,) if len(names) > 1 else ()
@@ -222,7 +222,7 @@ def similarity(c: ModelConfig, architecture: Architecture) -> dict[str, np.ndarr
 
 
 def preprocessor(c: ModelConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json. c: of the stack that sees; generation: of METADATA."""
+    """preprocessor_config.json. c: of the vision stack; generation: of METADATA."""
     made = {"resize": "stretch", "filter": "bicubic"} | dict(generation.get("pictures") or {})
     square = {"height": c.image_size, "width": c.image_size}
     crop = made["resize"] == "crop"

@@ -1,7 +1,7 @@
-"""Architectures of `transformers` that see images, and the stacks they are made of.
+"""Vision architectures of `transformers`, and their stacks.
 
 Source: the modeling and configuration files of transformers 5.23. SigLIP and CLIP have a tower for images and one
-for texts, PaliGemma a decoder in place of that. What a folder says of its images beside config.json: `pictures.py`.
+for texts, PaliGemma a decoder instead of the latter. For the other files on images, see `pictures.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .places import Name, Names, Parameter, Slice
 
 
 def patches(config: Fields) -> its.Values:
-    """What enters the first layer: as many tokens as an image has patches."""
+    """The input of the first layer: one token per patch of an image."""
     size, patch = its.side(config, "image_size"), its.side(config, "patch_size")
     if patch > size:
         raise SourceError(f"{config.what}: patch_size is {patch}, expected at most image_size = {size}")
@@ -27,13 +27,13 @@ def patches(config: Fields) -> its.Values:
 
 
 def class_and_patches(config: Fields) -> its.Values:
-    """The same, and a learned vector before them."""
+    """The same, with a learned vector before them."""
     found = patches(config)
     return found | {"max_context": found["max_context"] + 1, "class_token": True}
 
 
 def attention_head(config: Fields) -> its.Values:
-    """A head that makes one vector of an image, if there is one."""
+    """An attention pooling head, if there is one."""
     return {"pooling": "attention" if config.truth("vision_use_head", True) else "none"}
 
 
@@ -46,7 +46,7 @@ def projected_text(config: Fields) -> its.Values:
 
 
 def image_token(config: Fields) -> its.Values:
-    """Which token an image stands in for. Its row of the embedding is there, and not used."""
+    """The token that image vectors replace. Its embedding row exists but is not used."""
     token, rows = config.integer("image_token_index"), config.integer("vocab_size")
     if not 1 <= token < rows:
         name = config.name("image_token_index")
@@ -86,7 +86,7 @@ _LAYER_NAMES: Names = {
 
 
 def _vision_names(prefix: str) -> Names:
-    """Of a vision tower; pool is that of SigLIP, classes are those of CLIP."""
+    """Names in a vision tower; the pool is SigLIP's, the class embedding CLIP's."""
     pool = f"{prefix}head."
     return {
         **_LAYER_NAMES, "patch": f"{prefix}embeddings.patch_embedding",
@@ -142,7 +142,7 @@ CLIP_TEXT_PROJECTED = CLIP_TEXT._replace(parts=(projected,), reads=("projection_
 def _pair(
     whole: str, text: Family, vision: Family, similar: tuple[str, ...], *shared: str, older: bool = False
 ) -> Family:
-    """Two towers. older: config.json may have the towers' fields in objects of another name, which then count."""
+    """Two towers. older: config.json may have objects of older names for the towers, which then take precedence."""
 
     def of_whole(tower: Family, name: str) -> Family:
         part = (f"{name}_config_dict", f"{name}_config") if older else (f"{name}_config",)
@@ -188,7 +188,7 @@ _PALIGEMMA_VISION = SIGLIP_VISION._replace(
 
 
 def paligemma(decoder: Family) -> Family:
-    """A decoder of texts, Gemma or Gemma 2, that sees images: they and what is asked are its prefix."""
+    """A text decoder, Gemma or Gemma 2, with vision: images and prompt are its prefix."""
     heads: list[Name] = ["language_model.lm_head", "lm_head"]
     outer: Names = {"embedding": f"{_DECODERS[0]}embed_tokens", "final_norm": f"{_DECODERS[0]}norm", "head": heads}
     return decoder._replace(
@@ -196,7 +196,7 @@ def paligemma(decoder: Family) -> Family:
         parts=(*decoder.parts, image_token),
         defaults={**decoder.defaults, "max_position_embeddings": 8192, "vocab_size": 256_000},
         fields={"image_token_index": "image_token_id"}, reads=(*decoder.reads, "image_token_index"),
-        # what it turns off is the causal mask, in whose place the prefix mask stands either way
+        # it would turn off the causal mask, which the prefix mask replaces anyway
         neutral={**decoder.neutral, "use_bidirectional_attention": (True, False)},
         names={**decoder.names, **outer}, prefixes=_DECODERS, part=("text_config",), part_type=decoder.model_type,
         shared=("image_token_index", "image_token_id", "tie_word_embeddings"), vision=_PALIGEMMA_VISION,
@@ -204,7 +204,7 @@ def paligemma(decoder: Family) -> Family:
 
 
 def families(gemma: Family, gemma2: Family) -> Mapping[str, Family]:
-    """By architecture. gemma, gemma2: the decoders of that name."""
+    """Families by architecture. gemma, gemma2: the decoders of that name."""
     first, second = paligemma(gemma), paligemma(gemma2)
     return {
         "SiglipModel": SIGLIP,

@@ -1,4 +1,4 @@
-"""Which fields of config.json are understood, and which are refused because they would change the computation."""
+"""Fields of config.json that are known, and those that are refused because they would change the computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "embedding_size": (),
     "shared_expert_intermediate_size": (0,), "rope_interleaved": (False,),
 }  # fmt: skip
-"""Fields that change the computation in ways that are not built, and the values that leave it as it is."""
+"""Fields that change the computation in unsupported ways, and their neutral values."""
 
 _MAPPED = {
     "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -42,10 +42,10 @@ _WITHOUT_EFFECT = {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "qa_dropout", "seq_classif_dropout", "tie_weights_",
     "is_bitnet_config",  # of onebitllms, beside a quantization_config
-    # of models that see images
+    # of vision models
     "initializer_factor", "logit_scale_init_value", "num_image_tokens", "projector_hidden_act", "projection_dim",
     "ignore_index", "encoder_stride", "pooler_act", "pooler_output_size", "image_size", "patch_size", "num_channels",
-    # that older programs wrote into every object, for `generate`
+    # written by older programs into every object, for `generate`
     "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size", "decoder_start_token_id",
     "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
@@ -59,13 +59,13 @@ _WITHOUT_EFFECT = {
     "use_amp", "use_flash", "use_compile", "tokenizer_path", "shuffle_buffer_size", "max_epochs", "num_epochs",
 }  # fmt: skip
 
-_SHOWN = 20  # unknown fields that are named
+_SHOWN = 20  # most unknown fields that are named
 
 
 def refuse(config: Fields, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Raises SourceError on a field that is not built; returns a line for each that is not known.
+    """Raises SourceError for a field that is not supported; returns a line for each unknown one.
 
-    read: fields that this family gives a meaning. neutral: the values that change nothing, of its own fields.
+    read: fields that have a meaning in this family. neutral: neutral values of its own fields.
     """
     neutral = {name: values for name, values in _NEUTRAL.items() if name not in read} | dict(neutral)
     for name, values in neutral.items():

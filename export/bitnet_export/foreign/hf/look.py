@@ -1,6 +1,6 @@
-"""What the weights of a model folder are: packed, ternary as floats, masters that the model quantizes, or plain floats.
+"""The kind of a model folder's weights: packed, ternary as floats, masters that the model quantizes, or plain floats.
 
-Told from the first layer, or the first that is not all zero, and the tables.
+Detected from the first layer, or the first that is not all zero, and the tables.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bitnet_export.packed.records import NONE, PER_EXPERT, ROLE, Key
 from .places import LINEAR_ASIDE
 from .weights import Quantization, Weights
 
-_ROWS = 1024  # looked at in one go
-Found = tuple[ModelConfig, str, list[str]]  # the configuration with what was found, words for it, assumptions
+_ROWS = 1024  # rows examined at a time
+Found = tuple[ModelConfig, str, list[str]]  # the completed configuration, a description, assumptions
 
 _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
 
 
 def look(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
-    """Of a folder that is to be converted."""
+    """Examine a folder to be converted."""
     weights.floats = _left_alone(model, weights, quantization)
     if not weights.masters:
         weights.floats = frozenset(
@@ -53,7 +53,7 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
 
 
 def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
-    """Of a folder that is to be trained. Raises SourceError: packed weights, or floats that are ternary."""
+    """Examine a folder to be trained. Raises SourceError for packed weights, or floats that are ternary."""
     left = _left_alone(model, weights, quantization)
     roles = [role for role in _linears(model) if role not in left] if weights.masters else []
     weights.floats, weights.tables = frozenset(TERNARY_LINEARS), {"embedding": False, "head": False}
@@ -81,13 +81,13 @@ def _linears(model: ModelConfig) -> list[str]:
 
 
 def _first(model: ModelConfig, role: str, layer: int = 0) -> Key:
-    """The key of a projection, of the first expert where there are several."""
+    """The key of a projection, of the first expert if there are several."""
     expert = 0 if model.n_experts and ROLE[role] in PER_EXPERT else NONE
     return Key(0, layer, ROLE[role], expert, 0)
 
 
 def _telling(model: ModelConfig, weights: Weights, role: str) -> Key:
-    """The key of a projection in the first layer where it is not all zero: a matrix of zeros says nothing."""
+    """The key of a projection in the first layer where it is not all zero: zeros reveal nothing."""
     keys = [_first(model, role, layer) for layer in range(model.n_layers)]
     return next((key for key in keys if weights.entry(key).dtype == "U8" or _says(weights.matrix(key))), keys[0])
 
@@ -98,7 +98,7 @@ def _says(matrix: Floats) -> bool:
 
 
 def _is_ternary(weights: Weights, key: Key) -> bool:
-    """Whether a projection holds codes, or floats that are."""
+    """Whether a projection holds codes, or floats with ternary values."""
     if weights.entry(key).dtype == "U8":
         return True
     found = ternary_values(weights.matrix(key))
@@ -106,7 +106,7 @@ def _is_ternary(weights: Weights, key: Key) -> bool:
 
 
 def _stay_floats(model: ModelConfig, weights: Weights) -> list[str]:
-    """That some projections are no ternary ones: a damaged value is enough for that, and it costs much."""
+    """A note that some projections are not ternary: a single damaged value can cause that, and it costs much."""
     names = [weights.module(_telling(model, weights, role)) for role in _linears(model) if role in weights.floats]
     return [f"{', '.join(names)} is not ternary: these projections stay floats in every layer, the others are ternary"]
 

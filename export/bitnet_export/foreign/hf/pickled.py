@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint that torch.save wrote, read without running what is in it.
+"""Tensors of a checkpoint that torch.save wrote, read without executing its content.
 
-Where in one: under `model` or `thinker` with the state of training beside them, or as they are.
+They are under `model` or `thinker`, next to the training state, or at the top level.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .shards import SINGLE, Entry
 
 _FIRST = ("thinker_best.pt", "thinker.pt")
 _INSIDE = ("model", "thinker")
-_COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
+_COMPILED = "_orig_mod."  # in names of modules wrapped by torch.compile
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
-    """Every tensor by name, and what was assumed. Raises SourceError: there is no such file, or none of the kind."""
+    """Every tensor by name, and assumptions. Raises SourceError if there is no such file, or it is of another kind."""
     found = sorted(path.name for path in folder.path.glob("*.pt"))
     name = next((name for name in _FIRST if name in found), found[0] if len(found) == 1 else None)
     if name is None:
@@ -48,11 +48,11 @@ def _load(path: Any, what: str) -> dict[Any, Any]:
     _check_size(path, what)
     try:
         with warnings.catch_warnings(action="ignore"):
-            state = torch.load(path, map_location="cpu", weights_only=True)  # not mapped: it may be cut short meanwhile
+            state = torch.load(path, map_location="cpu", weights_only=True)  # not mapped: it may be truncated meanwhile
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError,
             OSError, OverflowError, MemoryError, AssertionError) as error:  # fmt: skip
         first = str(error).split("\n", 1)[0]
-        why = "" if first.startswith("Weights only") else f": {first:.160}"  # which goes on for programmers
+        why = "" if first.startswith("Weights only") else f": {first:.160}"  # it goes on for programmers
         raise SourceError(f"{what} is no checkpoint of tensors alone that torch.save wrote{why}") from None
     if not isinstance(state, dict):
         raise SourceError(f"{what} holds a {type(state).__name__}, expected a dictionary of tensors")
@@ -60,12 +60,12 @@ def _load(path: Any, what: str) -> dict[Any, Any]:
 
 
 def _check_size(path: Any, what: str) -> None:
-    """torch.save stores what it writes once and as it is. Else a small file could fill the memory."""
+    """torch.save stores data once and uncompressed; otherwise a small file could fill the memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries, there = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, OSError, ValueError, LookupError, RuntimeError):
-        return  # of the form before torch 1.6, or none that it reads
+        return  # the format before torch 1.6, or one that it cannot read
     if any(each.compress_type for each in entries) or sum(each.file_size for each in entries) > there:
         raise SourceError(f"{what} is compressed, or has parts that overlap; expected a file as torch.save writes it")
 

@@ -1,7 +1,7 @@
-"""What a model folder says of pictures: how they become the numbers that enter the model.
+"""Image preprocessing of a model folder.
 
-Fields: image_processing_*.py of transformers 5.23. A square of pixels, of each channel a mean and a deviation: that is
-what a packed file can say.
+Fields: image_processing_*.py of transformers 5.23. A packed file can express square images, and a mean and standard
+deviation for each channel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}  # numbers of Pillow
 def read_pictures(
     folder: Folder, image_size: int, channels: int, defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Fields of ModelConfig, how a picture becomes a square, and what was assumed.
+    """Fields of ModelConfig, how an image becomes a square, and assumptions.
 
-    image_size: pixels of a side of what the model takes. defaults: of fields that are not there.
-    Raises SourceError naming what cannot be said.
+    image_size: side of the model's images in pixels. defaults: of missing fields.
+    Raises SourceError naming what cannot be expressed.
     """
     given = folder.json(FILE) or Fields(folder.json("processor_config.json"), "processor_config.json").object(
         "image_processor"
@@ -58,7 +58,7 @@ def _of_channels(said: Fields, name: str, channels: int) -> list[float]:
 
 
 def _resize(said: Fields, image_size: int, assumptions: list[str]) -> str:
-    """How a picture becomes a square: "stretch"; "crop": the shorter side fits, then the middle is taken."""
+    """How an image becomes a square: "stretch"; "crop": resize the shorter side, then crop the centre."""
     crop = said.truth("do_center_crop")
     size, shorter = _side(said, "size", image_size, crop)
     cut, _ = _side(said, "crop_size", image_size, False) if crop else (image_size, False)
@@ -75,7 +75,7 @@ def _resize(said: Fields, image_size: int, assumptions: list[str]) -> str:
 
 
 def _side(said: Fields, name: str, default: int, shorter: bool) -> tuple[int, bool]:
-    """Pixels of a side, and whether of the shorter one alone: of a single number `shorter`."""
+    """Pixels of a side, and whether only of the shorter one; `shorter` if it is a single number."""
     value = said.get(name, default)
     if isinstance(value, dict):
         sides = set(map(str, value.values())) if value.keys() in ({"height", "width"}, {"shortest_edge"}) else set()

@@ -1,6 +1,6 @@
-"""Where the tensors of a model folder hold ours: under which names, in which part, and turned how.
+"""Where a model folder has our tensors: their names, slices, and transpositions.
 
-A tensor of ours is a tensor of the folder, or some of the rows of one; linear layers of GPT-2 lie there
+A tensor of ours is a tensor of the folder, or some rows of one; linear layers of GPT-2 are stored as
 inputs × outputs, experts of newer programs all in one tensor.
 """
 
@@ -22,28 +22,28 @@ from .shards import Entry
 
 EXPERT = "{expert}"  # in a name: the number of the expert
 LINEAR_NORM = "_linear_norm"
-LINEAR_ASIDE = ("projector", "pool_o", "pool_up", "pool_down")  # linear layers of torch that are none of a layer
+LINEAR_ASIDE = ("projector", "pool_o", "pool_up", "pool_down")  # linear layers outside the layers
 
 
 class Slice(NamedTuple):
-    """One of several tensors of ours that are one of the folder, one below the other."""
+    """One of several tensors of ours that are stacked in one tensor of the folder."""
 
     name: str
     at: int
     of: int
     stacked: bool = False  # a parameter (experts, of · N, K)
-    joint: str = "."  # between the name and weight or bias
+    joint: str = "."  # separator between the name and weight or bias
 
 
 class Parameter(NamedTuple):
-    """A tensor that is no weight of a module; its shape begins with so many ones."""
+    """A tensor that is not a weight of a module; its shape starts with `ones` ones."""
 
     name: str
     ones: int = 0
 
 
 Name = str | Slice | Parameter
-Names = Mapping[str, Name | list[Name]]  # by role; of a list the first that layer 0 has
+Names = Mapping[str, Name | list[Name]]  # by role; of a list, the first that layer 0 has
 
 NAMES: dict[str, Name] = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -52,7 +52,7 @@ NAMES: dict[str, Name] = {
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "ffn_sub_norm": "mlp.ffn_sub_norm",
     "embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head",
 }  # fmt: skip
-"""Of Llama, by role: of layers within the layer, of the rest within the folder."""
+"""Llama's names, by role: for layers within the layer, for the rest within the folder."""
 
 _TOKEN_TYPE = "token_type"  # in names: a table whose first row is added to every token
 _QUICK = 1.702  # of quick GELU, x · sigmoid(1.702 · x)
@@ -63,18 +63,18 @@ class Places(NamedTuple):
 
     tensors: Mapping[str, Entry]
     names: Mapping[str, Name]
-    layers: str  # what stands before the number of a layer
-    norm: str = ""  # what follows the name of a projection in that of the norm before it
-    one_plus: bool = False  # norms multiply with 1 + weight
+    layers: str  # prefix of the number of a layer
+    norm: str = ""  # suffix of a projection's name for the norm before it
+    one_plus: bool = False  # norms multiply by 1 + weight
     transposed: bool = False  # linear layers are inputs × outputs
     interleaved: int = 0  # size of heads whose pairs for RoPE are neighbours
-    skipped: int = 0  # rows of the table of positions before that of the first token
-    patch: tuple[int, ...] = ()  # shape of what becomes one token of an image, (channels, y, x)
-    quick: bool = False  # its GELU is the quick one, ours SiLU: 1.702 is moved into the matrices around it
+    skipped: int = 0  # rows of the position table before the first token's
+    patch: tuple[int, ...] = ()  # shape of a patch, (channels, y, x)
+    quick: bool = False  # its activation is quick GELU, ours SiLU: 1.702 is moved into the matrices around it
 
     @classmethod
     def of(cls, tensors: Mapping[str, Entry], names: Names, prefixes: tuple[str, ...], layers: str) -> Places:
-        """names: where they are not those of Llama, with the first prefix. A backbone may have none."""
+        """names: those that are not Llama's, with the first prefix. A backbone may have no prefix."""
         given = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in tensors)), "")
         first = f"{given}{layers}0."
 
@@ -90,7 +90,7 @@ class Places(NamedTuple):
 
     @classmethod
     def written(cls, names: Names, prefix: str, layers: str, *, whole: bool) -> Places:
-        """Of a folder that is to be written: of several names the first; without the prefix if it has no more."""
+        """Places of a folder to be written: of several names the first. whole: with the prefix."""
         first = {role: name[0] if isinstance(name, list) else name for role, name in {**NAMES, **names}.items()}
         given = prefix if whole else ""
         first = {role: _with_prefix(name, prefix, given) for role, name in first.items()}
@@ -104,7 +104,7 @@ class Places(NamedTuple):
         return name if key.layer == NONE else f"{self.layers}{key.layer}.{name}"
 
     def name(self, key: Key) -> str:
-        """Of the folder's tensor."""
+        """The name of the folder's tensor."""
         place = self.place(key)[1]
         if isinstance(place, Parameter) or (isinstance(place, Slice) and place.stacked):
             return self.module(key)
@@ -122,7 +122,7 @@ class Places(NamedTuple):
         return self.tensors[name]
 
     def shape(self, spec: Spec, experts: int) -> tuple[int, ...]:
-        """Which shape the folder's tensor has to have. experts: how many there are."""
+        """The required shape of the folder's tensor. experts: how many there are."""
         role, place = self.place(spec.key)
         of = place.of if isinstance(place, Slice) else 1
         ones = (1,) * place.ones if isinstance(place, Parameter) else ()
@@ -140,12 +140,12 @@ class Places(NamedTuple):
         return f"{_text(self.names[_TOKEN_TYPE])}.weight" if _TOKEN_TYPE in self.names else None
 
     def is_whole(self, key: Key) -> bool:
-        """Whether the folder's tensor is ours as it is."""
+        """Whether the folder's tensor is exactly ours."""
         role, place = self.place(key)
         return isinstance(place, str) and not self._is_transposed(role)
 
     def check_added(self, key: Key, cols: int) -> set[str]:
-        """Names of what else a tensor is made of, with that number of columns."""
+        """Names of other tensors that a tensor is computed from, checked to have `cols` columns."""
         added = self.added()
         if records.ROLES[key.role] != "position" or added is None:
             return set()
@@ -156,7 +156,7 @@ class Places(NamedTuple):
         return {added}
 
     def floats(self, key: Key) -> Floats:
-        """Of shapes that were checked."""
+        """The values of a tensor whose shape was checked."""
         role, place = self.place(key)
         entry = self.entry(self.name(key))
         values = entry.floats()
@@ -188,7 +188,7 @@ class Places(NamedTuple):
         return self.transposed and role in TERNARY_LINEARS
 
     def _positions(self, table: Floats) -> Floats:
-        """From the first token on; with what is added to each token, because every one is of type 0."""
+        """Positions from the first token on, plus the row that is added to each token, as all are of type 0."""
         ours = _rows(table, self.skipped, table.shape[0] - self.skipped)
         added = self.added()
         if added is None:
@@ -198,7 +198,7 @@ class Places(NamedTuple):
 
 
 def mapped(values: Floats, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Floats:
-    """Row by row."""
+    """The values, changed row by row."""
     return values._replace(rows=lambda first, last: change(values.rows(first, last)))
 
 
@@ -207,7 +207,7 @@ def _text(name: Name) -> str:
 
 
 def _with_prefix(name: Name, canonical: str, given: str) -> Name:
-    """With the prefix that a folder has."""
+    """A name with the folder's own prefix."""
     text = _text(name)
     changed = given + text.removeprefix(canonical) if text.startswith(canonical) else text
     return changed if isinstance(name, str) else name._replace(name=changed)

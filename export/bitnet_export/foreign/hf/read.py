@@ -27,10 +27,10 @@ from .weights import SKIPPED
 
 @contextmanager
 def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
-    """Open a model folder; shapes and names of all tensors are checked now, their values as they are loaded.
+    """Open a model folder; shapes and names of all tensors are checked now, their values when they are loaded.
 
-    floats: to train it. All matrices come as floats, `config.ternary` names those that the model quantizes,
-    none of a full-precision model, and weights that are ternary already are refused.
+    floats: for training. All matrices are read as floats, `config.ternary` names those that the model quantizes
+    (none in a full-precision model), and weights that are already ternary are refused.
     Raises SourceError naming what was found and what was expected, or an OSError.
     """
     folder = Folder(path)
@@ -72,14 +72,14 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
 
 
 def _tensors(folder: Folder, family: Family) -> tuple[dict[str, Entry], list[str]]:
-    """And what was assumed."""
+    """All tensors, and assumptions."""
     if family.pickled and not folder.find(SINGLE):
         return open_checkpoint(folder)
     return open_shards(folder), []
 
 
 def _refuse_whole(values: Mapping[str, Any], families: Sequence[Family], what: str) -> list[str]:
-    """As `refuse`, for the fields beside those of the stacks, where there are several."""
+    """Like `refuse`, for the top-level fields of a configuration of several stacks."""
     if not families[0].part:
         return []
     theirs = {name for family in families for name in (*family.part, *family.shared, QUANTIZATION)}
@@ -88,7 +88,7 @@ def _refuse_whole(values: Mapping[str, Any], families: Sequence[Family], what: s
 
 
 def _joined(configs: Sequence[ModelConfig], what: str) -> ModelConfig:
-    """The configuration of all stacks. Raises SourceError: they do not go together."""
+    """The configuration of all stacks. Raises SourceError if they do not fit together."""
     try:
         return ModelConfig.of_stacks(configs)
     except ValueError as error:
@@ -96,7 +96,7 @@ def _joined(configs: Sequence[ModelConfig], what: str) -> ModelConfig:
 
 
 def _left_out(tensors: Mapping[str, Entry], stacks: Sequence[Stack], family: Family, what: str) -> list[str]:
-    """What was left out. Raises SourceError: a tensor that nothing calls for."""
+    """A note on omitted tensors. Raises SourceError for a tensor that nothing requires."""
     used = {name for stack in stacks for name in stack.used}
     extra = [name for name in tensors if name not in used and not SKIPPED.fullmatch(name)]
     left = [name for name in extra if family.aside and re.fullmatch(family.aside, name)]
@@ -109,13 +109,13 @@ def _left_out(tensors: Mapping[str, Entry], stacks: Sequence[Stack], family: Fam
 def _texts(
     folder: Folder, family: Family, model: ModelConfig, values: Mapping[str, Any]
 ) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
-    """Tokenizer, template, generation defaults, and what was assumed."""
+    """Tokenizer, template, generation defaults, and assumptions."""
     if model.input != "tokens":
         return None, None, {}, []
     tokenizer, template, generation, assumptions = tokenizer_of(folder, model.vocab_size)
     config = family.described(values, str(folder.path / "config.json"))
     end = config.get("eos_token_id")
-    legacy = end == 2 and not model.has_head  # of a CLIP it says nothing: the largest token is meant
+    legacy = end == 2 and not model.has_head  # meaningless in old CLIP: there the largest token is meant
     if "eos_token_ids" not in generation and type(end) is int and 0 <= end < model.vocab_size and not legacy:
         generation["eos_token_ids"] = [end]
     if family.padded:

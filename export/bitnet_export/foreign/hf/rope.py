@@ -16,15 +16,15 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def rope(config: Fields, theta: float) -> dict[str, Any]:
-    """The fields of a ModelConfig. theta: where the file says none."""
+    """The fields of a ModelConfig. theta: the default."""
     given = Fields(config.object("rope_scaling") or config.object("rope_parameters") or {}, f"{config.what}: RoPE")
-    if _ORIGINAL in config:  # counts more than what stands with the rest
+    if _ORIGINAL in config:  # takes precedence over the one in the object
         given[_ORIGINAL] = config[_ORIGINAL]
     return _kind(given, config.number("rope_theta", theta), config)
 
 
 def gemma_rope(config: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same of layers with full attention, and of those with a window."""
+    """The same for layers with full attention, and for those with a window."""
     given = config.object("rope_parameters")
     if given is None:
         local = {"rope_theta": config.number("rope_local_base_freq", 10_000.0)}
@@ -66,7 +66,7 @@ def _kind(given: Fields, theta: float, config: Fields) -> dict[str, Any]:
 
 
 def _attention_factor(given: Fields, factor: float) -> float:
-    """What yarn multiplies cos and sin with."""
+    """The factor by which yarn multiplies cos and sin."""
 
     def of(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0

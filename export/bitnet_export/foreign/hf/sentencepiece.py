@@ -1,6 +1,6 @@
-"""A SentencePiece model file (tokenizer.model), as far as it can be run exactly: BPE with byte fallback.
+"""A SentencePiece model file (tokenizer.model), if it can be run exactly: BPE with byte fallback.
 
-Fields: sentencepiece_model.proto of google/sentencepiece. A few dozen lines read what is needed of it.
+Fields: sentencepiece_model.proto of google/sentencepiece, of which a few dozen lines here read what is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SentencePiece:
 
 
 def read_sentencepiece(content: bytes, what: str) -> SentencePiece:
-    """Raises SourceError: damaged, or a model that the tokenizers library would not run exactly."""
+    """Read a model file. Raises SourceError if it is damaged, or the tokenizers library would not run it exactly."""
     if _TIKTOKEN.match(content):
         raise SourceError(f"{what} is a vocabulary of tiktoken, expected a SentencePiece model; {_ADD}")
     try:

@@ -1,4 +1,4 @@
-"""How a model makes one vector of a text: of which of its tokens, and of how many."""
+"""How a model computes one vector of a text: pooling and padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
 
 
 def read_pooling(folder: Folder, default: str) -> tuple[str, list[str]]:
-    """How an embedding model makes one vector of a text, and what was assumed; `default` where nothing is said."""
+    """The pooling of an embedding model, `default` if its folder does not say, and assumptions."""
     given = folder.json("1_Pooling/config.json")
     modes = [name for name, on in given.items() if name.startswith("pooling_mode_") and on is True]
     if not modes:
@@ -34,16 +34,16 @@ def read_pooling(folder: Folder, default: str) -> tuple[str, list[str]]:
 
 
 def write_pooling(folder: Path, config: ModelConfig) -> None:
-    """The file that `read_pooling` reads, of the library sentence-transformers."""
+    """Write the file that `read_pooling` reads, of the library sentence-transformers."""
     modes: dict[str, Any] = {mode: word == config.pooling for mode, word in _POOLING.items()}
     (folder / "1_Pooling").mkdir()
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": config.dim, **modes})
 
 
 def read_padding(folder: Folder, config: Fields, tokenizer: bytes | None, generation: dict[str, Any]) -> list[str]:
-    """Put into `generation` how texts are filled up (FORMAT.md §5); returns what was assumed.
+    """Add the padding of texts to `generation` (FORMAT.md §5); returns assumptions.
 
-    Source: SigLIP learned from texts of one length, filled up with a token that it attends to.
+    Source: SigLIP was trained on texts padded to one length with a token that is not masked.
     """
     said = folder.json("tokenizer_config.json")
     token = config.integer("pad_token_id", 1)

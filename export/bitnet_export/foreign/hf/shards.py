@@ -31,18 +31,18 @@ _SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, 
 _SIZES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 
-_WEIGHTS = {  # what else a folder has its weights in, and what to do
+_WEIGHTS = {  # other weight files of folders, and advice
     ".safetensors": f"shards want {INDEX} beside them, a single file the name {SINGLE}",
     ".gguf": "give the file in place of the folder",
     **dict.fromkeys((".bin", ".pt", ".pth"), "load it with transformers, whose save_pretrained writes safetensors"),
 }
 _NEW = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 _OLD = re.compile(r"\.LayerNorm\.(gamma|beta)$")
-"""What older programs called a norm's weight and bias; transformers renames them, too."""
+"""Older names of a norm's weight and bias, which transformers also renames."""
 
 
 def rounded(value: float, dtype: str) -> float:
-    """The number of a type of floats that is nearest."""
+    """The nearest number of a float type."""
     if dtype == "BF16":  # the upper half of the bits of fp32, half to even
         bits = int(np.float32(value).view(np.uint32))
         return float(np.uint32(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view(np.float32))
@@ -59,13 +59,13 @@ class Entry(NamedTuple):
     offset: int
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        """Rows as stored, (last - first, K); a vector is one row. BF16 comes as its bits."""
+        """Rows as stored, (last - first, K); a vector is one row. BF16 is returned as bits."""
         dtype, cols = _DTYPES[self.dtype], self.shape[-1] if self.shape else 1
         row = cols * dtype.itemsize
         return self.file.read(self.offset + first * row, (last - first) * row).view(dtype).reshape(last - first, cols)
 
     def floats(self) -> Floats:
-        """As fp32, which holds every value of F32, F16 and BF16."""
+        """The values as fp32, which represents every F32, F16 and BF16 exactly."""
         if self.dtype not in ("F32", "F16", "BF16"):
             raise SourceError(f"{self.what} has dtype {self.dtype}, expected F32, F16 or BF16")
 
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 def open_shards(folder: Folder) -> dict[str, Entry]:
-    """Every tensor of the folder by name. Raises SourceError: a file missing or damaged, headers that disagree."""
+    """Every tensor of the folder by name. Raises SourceError for missing or damaged files, or headers that disagree."""
     places = _weight_map(folder)
     tensors: dict[str, Entry] = {}
     for name in sorted(set(places.values())) if places is not None else [SINGLE]:
@@ -117,12 +117,12 @@ def _weight_map(folder: Folder) -> dict[str, str] | None:
 
 
 def _as_weights(name: str) -> tuple[int, str]:
-    """In the order of `_WEIGHTS`: beside safetensors a file .bin may be anything."""
+    """A sort key in the order of `_WEIGHTS`: next to safetensors, a .bin file may be anything."""
     return list(_WEIGHTS).index(Path(name).suffix), name
 
 
 def tensors_of(file: Content, what: str) -> dict[str, Entry]:
-    """Every tensor of one file by name. what: the file in messages. Raises SourceError: it is damaged."""
+    """Every tensor of one file by name. what: the file in messages. Raises SourceError if it is damaged."""
     size = file.size
     refuse_pointer(file.read(0, min(size, PROBE)).tobytes(), what)
     length = int.from_bytes(file.read(0, 8).tobytes(), "little") if size >= 8 else 0
@@ -145,7 +145,7 @@ def tensors_of(file: Content, what: str) -> dict[str, Entry]:
 
 
 def _entry(file: Content, what: str, value: object, base: int) -> tuple[Entry, int]:
-    """The tensor that a line of the header describes, and its end within the data."""
+    """The tensor that an entry of the header describes, and its end within the data."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise SourceError(f"{what} is described by {value!r:.80}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

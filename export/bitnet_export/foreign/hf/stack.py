@@ -1,4 +1,4 @@
-"""One stack of a model folder: its configuration, and its tensors checked against that."""
+"""One stack of a model folder: its configuration, and its tensors, checked against it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _MASTERS = (
 
 
 class Stack(NamedTuple):
-    """A stack, and what was seen on the way to it."""
+    """A stack, and findings about it."""
 
     config: ModelConfig
     weights: Weights
     used: set[str]  # names of its tensors in the folder
-    found: str  # what its weights are
-    pictures: Mapping[str, str]  # how a picture becomes a square
+    found: str  # a description of its weights
+    pictures: Mapping[str, str]  # how an image becomes a square
     assumptions: list[str]
 
 
@@ -80,19 +80,19 @@ def open_stack(
     used = _check(model, weights, places) | set(family.similar)
     model, found, more = (look_at_masters if floats else look)(model, weights, quantization)
     if family.model_type == "llama" and not weights.masters and not model.ternary:
-        more = [*more, _MASTERS]  # programs that train them load a plain Llama, so the folder says no more
+        more = [*more, _MASTERS]  # programs that train them load a plain Llama, so the folder does not say
     return Stack(model, weights, used, found, pictures, assumptions + more)
 
 
 def _surroundings(folder: Folder, config: Fields, family: Family, places: Places) -> tuple[dict[str, Any], list[str]]:
-    """What the folder says of the model beside its layers, and what was assumed."""
+    """Properties of the model that its tensors or other files determine, and assumptions."""
     assumptions, tied = [], config.truth("tie_word_embeddings")
     head, table = (places.module(Key(0, NONE, ROLE[role], NONE, 0)) for role in ("head", "embedding"))
     if family.head and "tie_word_embeddings" not in config and f"{head}.weight" not in places.tensors:
         tied = True
         assumptions.append(f"the head is the embedding: the folder has no {head}.weight")
     elif family.head and tied and _is_another(places.tensors.get(f"{head}.weight"), places.embedding()):
-        tied = False  # so has transformers 5 it; those before did not look at the head
+        tied = False  # as in transformers 5; earlier versions ignored the head
         assumptions.append(f"the head is {head}.weight, not the embedding: tie_word_embeddings is not followed")
     elif family.head and not tied and f"{table}.weight" in places.tensors and f"{head}.weight" not in places.tensors:
         raise SourceError(
@@ -115,7 +115,7 @@ def _surroundings(folder: Folder, config: Fields, family: Family, places: Places
 
 
 def _similarity(family: Family, tensors: Mapping[str, Entry]) -> dict[str, float]:
-    """How alike an image and a text are: e^scale · (image · text) + bias."""
+    """Similarity of image and text: e^scale · (image · text) + bias."""
     found = {}
     for name, field in zip(family.similar, ("similarity_scale", "similarity_bias"), strict=False):
         if name not in tensors:
@@ -131,7 +131,7 @@ def _similarity(family: Family, tensors: Mapping[str, Entry]) -> dict[str, float
 
 
 def _is_another(head: Entry | None, table: Entry) -> bool:
-    """Whether a head that is there is another matrix than the embedding."""
+    """Whether there is a head that differs from the embedding."""
     if head is None or "U8" in (head.dtype, table.dtype):
         return False
     if head.shape != table.shape:
@@ -143,7 +143,7 @@ def _is_another(head: Entry | None, table: Entry) -> bool:
 
 
 def _linear_norm(places: Places, config: Fields, quantization: Quantization | None) -> str:
-    """What follows the name of a projection in that of the norm before it; empty where there are none."""
+    """The suffix of a projection's name for the norm before it; empty without such norms."""
     modules = {role: places.module(Key(0, 0, ROLE[role], NONE, 0)) for role in TERNARY_LINEARS}
     found = {
         kind: [role for role, module in modules.items() if f"{module}{kind}.weight" in places.tensors]
@@ -172,12 +172,12 @@ def _linear_norm(places: Places, config: Fields, quantization: Quantization | No
 
 
 def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
-    """Names of the tensors that are called for. Raises SourceError: one is missing, or of another shape."""
+    """Names of the required tensors. Raises SourceError if one is missing, or has another shape."""
     used: set[str] = set()
     for spec in records.expected_tensors(model):
         if not records.ROLES[spec.key.role].startswith("rope_"):
             used |= weights.check(spec, model.n_experts)
-    if not model.has_head or model.tie_embeddings:  # it is the embedding again, if it is there
+    if not model.has_head or model.tie_embeddings:  # if present, it is a copy of the embedding
         head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
         if model.has_head:
             _refuse_scale(places.tensors.get(f"{head}.weight_scale"))
@@ -186,7 +186,7 @@ def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
 
 
 def _refuse_scale(entry: Entry | None) -> None:
-    """Raises SourceError: a head that is the embedding is scaled, which transformers does and the engine does not."""
+    """Raises SourceError if a tied head is scaled, which transformers supports and the engine does not."""
     if entry is None:
         return
     if entry.shape not in ((), (1,)):

@@ -1,9 +1,9 @@
-"""The tokenizer of a Hugging Face folder, as transformers puts it together, and what goes with it.
+"""The tokenizer of a Hugging Face folder, as transformers assembles it, with template and generation defaults.
 
-tokenizer.json is the tokenizer. tokenizer_config.json adds tokens and says which go around a text;
-transformers 5 (tokenization_utils_tokenizers.py) is followed in how. One thing is not followed: for
-`LlamaTokenizer` it replaces the rules of tokenizer.json by its own, which lose a space at the
-beginning of a text. A folder with a SentencePiece tokenizer.model alone gets SentencePiece's rules.
+tokenizer.json is the tokenizer. tokenizer_config.json adds tokens and says which go around a text,
+interpreted as in transformers 5 (tokenization_utils_tokenizers.py), with one exception: for
+`LlamaTokenizer` transformers replaces the rules of tokenizer.json by its own, which lose a space at
+the start of a text. A folder with only a SentencePiece tokenizer.model gets SentencePiece's rules.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SIGLIP, SIGLIP2 = "SiglipTokenizer", "Siglip2Tokenizer"
 
 
 def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
-    """Definition of the tokenizer, chat template, generation defaults, and what was taken for granted.
+    """Definition of the tokenizer, chat template, generation defaults, and assumptions.
 
-    vocab_size: rows of the model's embedding; an id beyond them is a SourceError, too.
-    Raises SourceError naming the file: damaged, or of a kind that could only be run approximately.
+    vocab_size: rows of the model's embedding; an id beyond them is also a SourceError.
+    Raises SourceError naming a file that is damaged, or of a kind that could only be run approximately.
     """
     assumptions: list[str] = []
     config = folder.json("tokenizer_config.json")
@@ -53,7 +53,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
         own = [definition["normalizer"]] if definition["normalizer"] else []
         definition["normalizer"] = {"type": "Sequence", "normalizers": [*steps, *own]}
         tokenizer = load(json.dumps(definition).encode(), f"the tokenizer as {config['tokenizer_class']} has it")
-    if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # what was assumed of a tokenizer.model
+    if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # the assumption for a tokenizer.model
         config = {"add_bos_token": True} | config
     if "add_bos_token" in config or "add_eos_token" in config:
         edges = [_edge(tokenizer, config, named, role) for role in ("bos", "eos")]
@@ -72,7 +72,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
 
 
 def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> Tokenizer | None:
-    """What tokenizer.json or tokenizer.model says."""
+    """The tokenizer of tokenizer.json or tokenizer.model."""
     content = folder.read("tokenizer.json", MAX_TOKENIZER)
     if content is not None:
         return load(content, str(folder.path / "tokenizer.json"))
@@ -97,7 +97,7 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
 
 
 def _of_class(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a class does to a text before all else, whatever tokenizer.json says."""
+    """Normalization steps of a tokenizer class that are not in tokenizer.json."""
     named, lower = config.get("tokenizer_class"), {"type": "Lowercase"}
     if named == SIGLIP2:
         return [lower]
@@ -113,7 +113,7 @@ def _of_class(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token and the like: a text, or an object with the content and how it is found."""
+    """bos_token and the like: a text, or an object with its content and matching rules."""
     found = {} if "added_tokens_decoder" in config else folder.json("special_tokens_map.json")
     named = {name: value for name in _NAMED if (value := (found.get(name) or config.get(name)))}
     for name, value in named.items():
@@ -123,7 +123,7 @@ def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json lacks. Raises SourceError: their ids would be others than declared."""
+    """Add the tokens that tokenizer.json lacks. Raises SourceError if their ids would differ from the declared ones."""
     declared = config.get("added_tokens_decoder")
     legacy = folder.json("added_tokens.json") if declared is None else {}
     if declared is None:
@@ -172,7 +172,7 @@ def _added(value: Mapping[str, Any], special: bool = False) -> AddedToken:
 
 
 def _text(value: Any) -> str:
-    """The text of a token; "" when `value` is not a token."""
+    """The text of a token; "" if `value` is not a token."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
 
@@ -229,7 +229,7 @@ def _generation(
     config = folder.json("generation_config.json")
     described = config if config.get("eos_token_id") is not None else folder.json("config.json")
     ends = set(_end_ids(described, vocab_size, assumptions))
-    # Also where it does not say do_sample: who writes a temperature means it. Greedy answers have penalties and an end.
+    # Also without do_sample: a temperature is meant to be used. Penalties and end tokens also apply to greedy answers.
     found: dict[str, Any] = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
     found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
     for name, value in list(found.items()):
@@ -255,7 +255,7 @@ def _generation(
 
 
 def _ends_of_turns(tokenizer: Tokenizer, template: str) -> dict[int, str]:
-    """Special tokens of a template that end answers by their name: without them a chat would go on as its user."""
+    """Special tokens of a template that end answers by their name: without them the model would go on as the user."""
     added = {token: each.content for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
     return {token: text for token, text in added.items() if text in ENDS and text in template}
 

@@ -1,8 +1,8 @@
-"""The tensors of a model folder in our terms: unpacked, quantized as the model's own code does, or as they are.
+"""The tensors of a model folder in our terms: unpacked, quantized as in the model's own code, or unchanged.
 
-Packed form and scales: integrations/bitnet.py of transformers 5.23. Four codes a byte; bits 2i, 2i + 1
+Packed form and scales: integrations/bitnet.py of transformers 5.23. Four codes per byte; bits 2i, 2i + 1
 of byte row r hold code + 1 of row i·N/4 + r. `BitLinear` divides by weight_scale, `AutoBitLinear`
-multiplies by it, after it has added the bias.
+multiplies by it, after adding the bias.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SKIPPED = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|embeddings\.position_ids)|(transformer\.)?h\.\d+\.attn\.bias"
     r"|blocks\.\d+\.attn\.rope\w*\.\w+"
 )
-"""Tensors that older programs wrote and none computes with."""
+"""Tensors that older programs wrote and that no computation uses."""
 
 
 class Quantization(NamedTuple):
@@ -41,7 +41,7 @@ class Quantization(NamedTuple):
 
     @classmethod
     def of(cls, config: Fields) -> Quantization | None:
-        """None if config.json has none. Raises SourceError: of another kind."""
+        """None if config.json has none. Raises SourceError for another kind."""
         given = config.object("quantization_config")
         if given is None:
             return None
@@ -64,7 +64,7 @@ class Quantization(NamedTuple):
         return cls(divides, online, values.truth("use_rms_norm"), eps, None if left is None else frozenset(left))
 
     def converts(self, module: str) -> bool:
-        """Whether transformers makes this linear layer a ternary one: the names are heads or tails of modules."""
+        """Whether transformers makes this linear layer ternary: listed names are prefixes or suffixes of modules."""
         if self.left_alone is None:
             return module != "lm_head"
         heads = [module[:end] for end, letter in enumerate(module) if letter == "."]
@@ -73,7 +73,7 @@ class Quantization(NamedTuple):
 
 
 class Weights:
-    """Tensors by our keys. quantization None: what is not ternary already is not ternary. masters: floats are."""
+    """Tensors by our keys. quantization: None if not declared. masters: whether floats are masters to quantize."""
 
     def __init__(self, places: Places, quantization: Quantization | None, *, masters: bool) -> None:
         self._places, self._quantization, self.masters = places, quantization, masters
@@ -87,11 +87,11 @@ class Weights:
         return self._places.entry(self._places.name(key))
 
     def matrix(self, key: Key) -> Floats:
-        """A tensor of floats as it is in the folder."""
+        """The values of a float tensor in the folder."""
         return self._places.floats(key)
 
     def check(self, spec: Spec, experts: int) -> set[str]:
-        """Names of the tensors that one of ours is made of. Raises SourceError: missing, or of another shape."""
+        """Names of the tensors that one of ours is computed from. Raises SourceError: missing, or of another shape."""
         key, name = spec.key, self._places.name(spec.key)
         entry, shape = self._places.entry(name), self._places.shape(spec, experts)
         is_matrix = spec.form in ("linear", "table") and self._places.is_whole(key)
@@ -125,7 +125,7 @@ class Weights:
         return self._places.floats(key)
 
     def _scale(self, module: str) -> np.float32 | None:
-        """What the codes of a module are multiplied with, None where the folder has no scale."""
+        """The factor of a module's codes, None if the folder has no scale."""
         entry = self._places.tensors.get(f"{module}.weight_scale")
         if entry is None:
             return None
@@ -194,9 +194,9 @@ def _unpack(entry: Entry) -> NDArray[np.int8]:
 
 
 def _quantize(matrix: Floats, what: str) -> Ternary:
-    """A float master as its model does: s = 1 / max(mean|W|, 1e-5), codes = clamp(round(W·s), -1, 1), scale 1/s.
+    """Quantize a master as its model does: s = 1 / max(mean|W|, 1e-5), codes = clamp(round(W·s), -1, 1), scale 1/s.
 
-    With the reciprocal, which bitnet.quant does not form: the codes of values at the edge are the published ones.
+    It uses the reciprocal, unlike bitnet.quant, so that borderline values get the published codes.
     """
     import torch
 

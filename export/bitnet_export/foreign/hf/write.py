@@ -1,17 +1,17 @@
-"""A packed file as a Hugging Face folder that `transformers` loads and that gives the same logits.
+"""A packed file as a Hugging Face folder that `transformers` loads and that has the same logits.
 
     config.json, generation_config.json, model.safetensors
-    tokenizer.json, tokenizer_config.json, chat_template.jinja    when the packed file has them
+    tokenizer.json, tokenizer_config.json, chat_template.jinja    if the packed file has them
     README.md                                                     a card of the model
 
 Every ternary projection becomes an `AutoBitLinear` in mode offline: y = (Σ x_q·W + b)·weight_scale.
-It multiplies by the scale, so that γ is stored as it is; the older `BitLinear` divides by it, and for
-half of all fp32 numbers γ no fp32 number has γ as its reciprocal. Two forms of the weight:
-- uint8 [N/4, K], four codes a byte, weight_scale = γ: where there is one γ and N is a multiple of 4;
+It multiplies by the scale, so that γ is stored unchanged; the older `BitLinear` divides by it, but half
+of all fp32 numbers γ are not the reciprocal of any fp32 number. Two forms of the weight:
+- uint8 [N/4, K], four codes per byte, weight_scale = γ: if there is one γ and N is a multiple of 4;
 - fp32 [N, K] = scale · code, weight_scale = 1: scales of rows and groups, other N, and the head.
-The head quantizes its inputs where the engine's does, with int8 or ternary rows. A model of floats alone needs
-neither, and none of the classes without linear layers in the sense of torch (experts, GPT-2) takes another.
-transformers 5 wants `accelerate` for either, and runs them on the CPU as anywhere.
+The head quantizes its inputs if the engine's does, with int8 or ternary rows. A full-precision model needs neither
+form, and classes without torch linear layers (experts, GPT-2) accept only such a model. transformers 5 needs
+`accelerate` for both forms, and runs them on any device, including the CPU.
 Source: integrations/bitnet.py, core_model_loading.py and modeling_*.py of transformers 5.23.
 """
 
@@ -71,7 +71,7 @@ _POOLED = ("pool_q", "pool_k", "pool_v")
 _DENSE = (
     "router", "position", "patch", "projector", "class_embedding", "pool_probe", "pool_o", "pool_up", "pool_down",
 )  # fmt: skip
-# A quantized model is not converted when it is loaded, so that floats are those it computes in.
+# A quantized model is not converted on loading, so floats are stored in the precision of the computation.
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
 
 
@@ -83,9 +83,9 @@ def write_folder(
 ) -> Written:
     """Write a packed file as a Hugging Face folder, one tensor in memory at a time.
 
-    out: a folder to make; one that is there must be empty. progress: called with (tensors done, of all).
-    Raises PackedFormatError for a bad source, ValueError naming what no architecture of transformers
-    computes, FileExistsError, OSError. Nothing is left behind then.
+    out: the folder to create; an existing one must be empty. progress: called with (tensors done, of all).
+    Raises PackedFormatError for a bad source, ValueError naming features that no architecture of transformers
+    computes, FileExistsError, OSError; then nothing is left behind.
     """
     file = PackedFile.open(source).without_draft()
     seeing = is_of_images(file)
@@ -133,9 +133,9 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
         name, module = places.name(record.key), places.module(record.key)
         place = places.place(record.key)[1]
         if isinstance(place, Slice) or (family.transposed and role in TERNARY_LINEARS and record.key.part == 0):
-            if not isinstance(place, Slice) or place.at == 0:  # the others are in that of the first
+            if not isinstance(place, Slice) or place.at == 0:  # the others are part of the first one's entry
                 yield _whole(file, record, architecture)
-        elif record.key.part == 1:  # transformers adds that of a projection before it multiplies by the scale
+        elif record.key.part == 1:  # transformers adds a projection's bias before it multiplies by the scale
             yield _vector(name, file.values(record)[0] / (scale if role in TERNARY_LINEARS else np.float32(1)))
         elif role in _DENSE:
             spec = Spec(record.key, record.rows, record.cols, "vector" if record.key.role in WHOLE else "dense")
@@ -161,7 +161,7 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
 
 
 def _whole(file: PackedFile, record: Record, architecture: Architecture) -> _Entry:
-    """A tensor that several of ours make up, or one that lies there inputs × outputs; of floats."""
+    """A float tensor that combines several of ours, or is stored as inputs × outputs."""
     places = architecture.of(record.key.stack)[1]
     name = places.name(record.key)
     roles = [ROLE[role] for role in (*TERNARY_LINEARS, *_POOLED)]
@@ -194,7 +194,7 @@ def _is_int8_linear(record: Record) -> bool:
 
 
 def _is_packed(record: Record) -> bool:
-    """Whether the packed form of transformers can hold it: one scale, whole bytes."""
+    """Whether the packed form of transformers can hold the tensor: one scale, whole bytes."""
     projection = ROLES[record.key.role] in TERNARY_LINEARS
     return projection and _is_ternary(record) and record.scope == encodings.SCALE_TENSOR and record.rows % 4 == 0
 

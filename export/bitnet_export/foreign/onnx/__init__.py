@@ -1,6 +1,6 @@
-"""A packed file as an ONNX model for onnxruntime and what is built on it (`write_onnx`).
+"""A packed file as an ONNX model for onnxruntime and programs built on it (`write_onnx`).
 
-Needs onnx and numpy; onnxruntime only to check what was written.
+Needs onnx and numpy; onnxruntime only to check the result.
 """
 
 from .matrices import FORMS

@@ -1,4 +1,4 @@
-"""Attention in a graph: what a token sees, how queries and keys turn, the sum of values.
+"""Attention in a graph: masks, RoPE, and the weighted sum of values.
 
 Shape letters as in bitnet/model/transformer.py, and P tokens in the cache, S = P + T.
 """
@@ -15,14 +15,14 @@ from bitnet.config import ModelConfig
 from .ops import Value
 from .parts import Parts
 
-_LOWEST = float(np.finfo(np.float32).min)  # a score that weighs nothing; finite, so that a row of padding is no NaN
+_LOWEST = float(np.finfo(np.float32).min)  # a score with zero weight; finite, so that fully masked rows are not NaN
 
 Rotation = tuple[Value, Value]  # cos and sin, each (B, 1, T, rope_dim/2)
 Cache = tuple[Value, Value]  # keys and values, (B, G, P or S, E) each
 
 
 class Places(NamedTuple):
-    """Where the tokens of a pass stand."""
+    """Mask and positions of the tokens of a pass."""
 
     mask: Value  # int64 (B, S), 0 for padding
     positions: Value  # int64 (B, T)
@@ -30,7 +30,7 @@ class Places(NamedTuple):
 
 
 class Attention:
-    """Of all layers: masks and angles are computed once for those that share them."""
+    """Attention of all layers; masks and angles are shared between layers where equal."""
 
     def __init__(self, parts: Parts, places: Places) -> None:
         self.parts, self.g, self.places = parts, parts.g, places
@@ -38,7 +38,7 @@ class Attention:
         self.rotations: dict[str, Rotation] = {}  # by role of the frequencies
 
     def layer(self, h: Value, i: int, past: Cache | None) -> tuple[Value, Cache]:
-        """h: (B, T, D), normed. Returns what is added to the residual stream, and the keys and values so far."""
+        """h: (B, T, D), normed. Returns the addition to the residual stream, and the keys and values so far."""
         parts, c = self.parts, self.parts.config.of_layer(i)
         q, k = (self.turned(parts.norm(self.heads(h, role, i), f"{role}_norm", i), i) for role in ("q", "k"))
         v = self.heads(h, "v", i).transpose(0, 2, 1, 3)
@@ -48,11 +48,11 @@ class Attention:
         return parts.project(y, "o", i), (k, v)
 
     def heads(self, h: Value, role: str, i: int) -> Value:
-        """(B, T, H or G, E)."""
+        """Queries, keys or values by head, (B, T, H or G, E)."""
         return self.parts.project(h, role, i).reshape(0, 0, -1, self.parts.config.head_dim)
 
     def attend(self, q_BHTE: Value, k_BGSE: Value, v_BGSE: Value, c: ModelConfig) -> Value:
-        """Softmax(q·kᵀ)·v, (B, T, H·E). The queries of a key's head lie one below the other: no key is copied."""
+        """Softmax(q·kᵀ)·v, (B, T, H·E). The query heads of a KV head are stacked as rows, so no key is copied."""
         g = self.g
         queries = (q_BHTE * c.attention_scale).reshape(0, c.n_kv_heads, -1, c.head_dim)
         scores = self.parts.softcap(g.op("MatMul", queries, k_BGSE.transpose(0, 1, 3, 2)), c.attention_softcap)
@@ -60,10 +60,10 @@ class Attention:
         y_BHTE = g.op("MatMul", weights, v_BGSE).reshape(0, c.n_heads, -1, c.head_dim)
         return y_BHTE.transpose(0, 2, 1, 3).reshape(0, 0, c.n_heads * c.head_dim)
 
-    # ---- what a token sees ----
+    # ---- masks ----
 
     def mask(self, window: int) -> Value:
-        """What a query sees: bool (B, 1, H/G·T, S) or (B, 1, 1, S), the same for every group of heads."""
+        """The keys that a query sees: bool (B, 1, H/G·T, S) or (B, 1, 1, S), the same for every KV head."""
         if window not in self.masks:
             part, self.g.part = self.g.part, "mask"
             self.masks[window] = self._mask(window)
@@ -91,15 +91,15 @@ class Attention:
         return g.op("Tile", seen, [1, 1, c.n_heads // c.n_kv_heads, 1])
 
     def _prefix(self, kinds: Value, n_past: Value) -> Value:
-        """Whether a key is of the prefix and of this pass: bool (B, 1, 1, S). All see what is in the cache."""
+        """Whether a key belongs to the prefix in this pass: bool (B, 1, 1, S). All see cached keys anyway."""
         g, none = self.g, np.array([0], np.int64)
         padding = g.op("Concat", none, n_past, none, none, axis=0)
         return g.op("Unsqueeze", g.op("Equal", g.op("Pad", kinds, padding, np.array(1, np.int64)), 0), [1, 2])
 
-    # ---- how queries and keys turn ----
+    # ---- RoPE ----
 
     def turned(self, x_BTHE: Value, i: int) -> Value:
-        """Queries or keys of layer i, (B, H or G, T, E): as they are without RoPE."""
+        """Queries or keys of layer i, (B, H or G, T, E), rotated if the model has RoPE."""
         c, x = self.parts.config, x_BTHE.transpose(0, 2, 1, 3)
         if c.position != "rope":
             return x
@@ -110,7 +110,7 @@ class Attention:
         return self.g.op("Concat", a * cos - b * sin, b * cos + a * sin, *same, axis=-1)
 
     def rotation(self, frequencies: str) -> Rotation:
-        """cos and sin of position · frequency: the angle an fp32 product, as in the engine, its functions in fp64."""
+        """cos and sin of position · frequency: the angle is an fp32 product, as in the engine; cos and sin are fp64."""
         if frequencies not in self.rotations:
             g, c = self.g, self.parts.config
             part, g.part = g.part, frequencies

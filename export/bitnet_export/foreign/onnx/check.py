@@ -1,11 +1,11 @@
 """Does an exported graph compute what the engine computes? Checked on every export, in onnxruntime.
 
 The matrix products of both are exact, but norms, softmax and exponentials are not, and int8
-rounding is a staircase: see `verify`. What two correct fp32 programs differ by is measured with
-onnxruntime alone: the graph against itself with each gain of a norm moved to a neighbouring
-number, about what a norm that rounds in another order does.
+rounding is a staircase: see `verify`. The difference between two correct fp32 programs is measured
+with only onnxruntime: the graph against itself with each norm gain moved to a neighbouring
+number, about the effect of a norm that rounds in another order.
 
-Compared are log-probabilities; of a model without a head the vectors of texts, and of images where it sees them.
+It compares log-probabilities; without a head the vectors of texts, and with vision those of images.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .session import Cache, OnnxModel
 if TYPE_CHECKING:
     from bitnet_runtime import Model
 
-FEW = 3  # times ROUNDED: a text this short has few rounding events, and their mean a long tail
+FEW = 3  # times ROUNDED: such a short text has few rounding events, and their mean has a long tail
 TEXT = 128  # tokens of the long text
 IMAGES = 8
-MOVES = 8  # of the gains, at most: one may meet no rounding event in a text where eight do
+MOVES = 8  # most variants of moved gains: one variant may meet no rounding event in a text
 
 
 class _Found(NamedTuple):
-    """Rows of logits, or vectors, of all texts in one array."""
+    """Rows of logits, or vectors, for all texts in one array."""
 
     prompts: Floats
     text: Floats
@@ -49,9 +49,9 @@ class _Found(NamedTuple):
 
 
 def compare(path: Path, file: PackedFile, models: Sequence[Path]) -> dict[str, Any]:
-    """The fields of OnnxReport that tell of logits and speed, of a model for each stack of `file`, which is at `path`.
+    """The fields of OnnxReport on logits and speed. models: one for each stack of `file`, which is at `path`.
 
-    Raises VerificationError when they differ from the engine's by more than rounding explains.
+    Raises VerificationError if they differ from the engine's by more than rounding explains.
     """
     from bitnet_runtime import Model, UnsupportedModelError
 
@@ -70,7 +70,7 @@ def compare(path: Path, file: PackedFile, models: Sequence[Path]) -> dict[str, A
 
 
 class _Pair:
-    """The graph of a stack, and the same with its norms moved by one step of fp32, in as many ways as wanted."""
+    """The graph of a stack, and variants with its norm gains moved by one step of fp32."""
 
     def __init__(self, model: Path, file: PackedFile, stack: int, threads: int) -> None:
         self.config = file.configs[stack]
@@ -114,12 +114,12 @@ def _compare_texts(engine: Model, pair: _Pair) -> dict[str, Any]:
         "text_worst": float(difference.worst.max()),
         "floor_mean": floor_mean,
         "prefill": tuple(first / run.prefill for run in (found, expected)),
-        "decode": tuple((length - first) / run.decode for run in (found, expected)),  # 0 where none follow
+        "decode": tuple((length - first) / run.decode for run in (found, expected)),  # 0 without single tokens
     }
 
 
 def _compare_images(engine: Model, pairs: Sequence[_Pair]) -> dict[str, Any]:
-    """Vectors of images, made of length 1 where they are not; and what a decoder says behind one."""
+    """Compare vectors of images, normalized to length 1, and a decoder's logits after an image."""
     seeing, given = pairs[-1], drawn_images(pairs[-1].config, IMAGES)
     pixels = pixels_of(seeing.config, given)
     expected = engine_sees(engine, seeing.config, given)
@@ -148,7 +148,7 @@ def _compare_images(engine: Model, pairs: Sequence[_Pair]) -> dict[str, Any]:
 
 
 def _behind(model: OnnxModel, text: Text, first: int, features: Floats) -> Floats:
-    """Logits of a text behind an image, as `EngineReader.behind` reads them: some together, then the others."""
+    """Logits of a text after an image, as in `EngineReader.behind`: some tokens together, then the others."""
     places = np.full(features.shape[1], model.config.image_token)
     together = np.concatenate([places, text[:first]])[None]
     prefix = together.shape[1] if model.config.mask == "prefix" else 0
@@ -163,12 +163,13 @@ def _of_length_1(vectors: Floats) -> NDArray[np.float64]:
 
 
 def _first(config: ModelConfig, length: int) -> int:
-    """How many tokens of a text are read together; the others follow one by one."""
+    """How many tokens of a text are computed together; the others follow one by one."""
     return length // 2 or 1 if writes(config) else length
 
 
 def _found(reader: Reader, config: ModelConfig, prompts: Text, text: Text) -> _Found:
-    """A prefix, where the model has one, is half of a prompt, and what is read together of the text."""
+    """The outputs of a reader. With the mask "prefix", half of a prompt, and the part of the text computed together,
+    are the prefix."""
     short = np.concatenate([whole(reader, config, prompt) for prompt in prompts])
     first = _first(config, len(text))
     start = time.perf_counter()
@@ -203,7 +204,7 @@ class _Graph:
 
 
 def _moved_gains(file: PackedFile, stack: int, seed: int) -> dict[str, Floats]:
-    """Each gain of a norm of a stack moved up or down by one step of fp32."""
+    """The norm gains of a stack, each moved up or down by one step of fp32."""
     random, moved = np.random.default_rng(seed), {}
     for key, record in file.tensors.items():
         if key.stack == stack and records.ROLES[key.role].endswith("norm") and key.part == 0:
@@ -213,14 +214,14 @@ def _moved_gains(file: PackedFile, stack: int, seed: int) -> dict[str, Floats]:
 
 
 class _Difference(NamedTuple):
-    """Of a row's numbers; one number a row."""
+    """Mean and largest difference within each row."""
 
     mean: NDArray[np.float64]
     worst: NDArray[np.float64]
 
 
 def _difference(a: Floats, b: Floats, vectors: bool) -> _Difference:
-    """Of log-probabilities, in nats, over the vocabulary; or of vectors."""
+    """Difference of log-probabilities, in nats, over the vocabulary; or of vectors."""
     numbers = _as_they_are if vectors else _log_softmax
     rows = [np.abs(numbers(x) - numbers(y)) for x, y in zip(a, b, strict=True)]
     return _Difference(np.array([row.mean() for row in rows]), np.array([row.max() for row in rows]))
@@ -237,7 +238,7 @@ def _log_softmax(row: Floats) -> NDArray[np.float64]:
 
 
 def _floor_that_explains(found: float, what: str, events: float, floor: Callable[[int], float]) -> float:
-    """The noise floor that a difference is within: of the first move of the gains, or of the worst of some."""
+    """The noise floor that explains a difference: of the first variant of the gains, or the worst of several."""
     worst = 0.0
     for seed in range(1, MOVES + 1):
         worst = max(worst, floor(seed))
@@ -248,8 +249,8 @@ def _floor_that_explains(found: float, what: str, events: float, floor: Callable
 
 
 def _limit(what: str, found: float, limit: float) -> None:
-    if not found <= limit:  # NaN fails too
+    if not found <= limit:  # also for NaN
         raise VerificationError(
             f"onnxruntime against the engine: {what} is {found:.1e} (nats, or of a number of a vector), expected at "
-            f"most {limit:.1e}; the exported graph does not compute this model right here, please report it"
+            f"most {limit:.1e}; the exported graph does not compute this model correctly here, please report it"
         )

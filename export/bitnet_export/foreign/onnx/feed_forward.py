@@ -1,4 +1,4 @@
-"""The feed-forward network of a layer, or the choice of several, each of which computes its own tokens only."""
+"""The feed-forward network of a layer, or a mixture of experts, each of which computes only its own tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .parts import Parts
 
 
 def feed_forward(parts: Parts, x: Value, layer: int) -> Value:
-    """x: (B, T, D), normed; returns what is added to the residual stream."""
+    """x: (B, T, D), normed; returns the addition to the residual stream."""
     network = _mixture if parts.config.n_experts else _network
     return network(parts, x, layer)
 
@@ -24,10 +24,10 @@ def _network(parts: Parts, x: Value, layer: int, expert: int = NONE) -> Value:
 
 
 def _mixture(parts: Parts, x_BTD: Value, layer: int) -> Value:
-    """Σ share · expert(x) over the k experts that a token takes, as bitnet/model/block.py has it.
+    """Σ share · expert(x) over the k experts of a token, as in bitnet/model/block.py.
 
-    A choice is one of N·k: token n's likeliest expert is choice n·k. Of equal shares TopK takes the first.
-    An expert that nobody takes is not run: of no rows onnxruntime's reductions give wrong shapes.
+    There are N·k choices: token n's most probable expert is choice n·k. For ties TopK takes the first.
+    An expert without tokens is not run: onnxruntime's reductions return wrong shapes for zero rows.
     """
     g, c = parts.g, parts.config
     k, x = c.experts_per_token, x_BTD.reshape(1, -1, c.dim)  # (1, N, D)
@@ -50,6 +50,6 @@ def _mixture(parts: Parts, x_BTD: Value, layer: int) -> Value:
         choices.append(mine)
     order = g.op("Unsqueeze", g.op("Concat", *choices, axis=0), [-1])
     by_expert = g.op("Squeeze", g.op("Concat", *outputs, axis=1), [0])  # (N·k, D)
-    y = g.op("ScatterND", by_expert, order, by_expert).reshape(1, -1, k, c.dim)  # by choice: none is left
+    y = g.op("ScatterND", by_expert, order, by_expert).reshape(1, -1, k, c.dim)  # by choice: all are overwritten
     y = g.op("ReduceSum", y * g.op("Unsqueeze", shares, [-1]), [2], keepdims=0)
     return g.op("Reshape", y, g.op("Shape", x_BTD))

@@ -1,4 +1,4 @@
-"""The model as an ONNX graph, read from top to bottom like forward.c and bitnet/model/transformer.py.
+"""The model as an ONNX graph, to be read from top to bottom like forward.c and bitnet/model/transformer.py.
 
     x = norm( embedding[token] + position )
     for each layer:
@@ -6,9 +6,8 @@
         x = added( x, down( sub_norm( act(gate) · up )))                   gate, up of norm(x)
     logits = head( norm(x) )
 
-A model that writes, with a head and a mask that is not bidirectional, has a cache. Any other is given whole
-texts. A stack that looks at images is a graph of its own. Names of inputs and outputs are those of Hugging Face
-optimum.
+A generating model, with a head and a mask that is not bidirectional, has a KV cache. Any other takes whole
+texts. A vision stack is a separate graph. Names of inputs and outputs are those of Hugging Face optimum.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 
 
 def unsupported(file: PackedFile, form: str) -> list[str]:
-    """What the graph cannot say of a file, by name; empty when it can say all."""
+    """The features of a file that the graph cannot express; empty if it can express all."""
     found = [problem for config in file.configs for problem in not_yet(config)]
     found += [
         f"it contains adapters (adapter_rank = {config.adapter_rank}), which no graph has; give the model without them"
@@ -44,7 +43,7 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
         )
     if not found:
         try:
-            file.config  # noqa: B018  (whether there is one)
+            file.config  # noqa: B018  (raises if there is none)
         except PackedFormatError as error:
             found.append(str(error))
     if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
@@ -53,12 +52,12 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
 
 
 def writes(config: ModelConfig) -> bool:
-    """Whether a model continues texts, token by token behind a cache."""
+    """Whether a model generates text, token by token with a KV cache."""
     return config.has_head and config.mask != "bidirectional"
 
 
 def build(graph: Graph, file: PackedFile, form: str, stack: int = 0) -> ModelProto:
-    """A stack of the model; the bytes of its weights go to the graph's file. `unsupported` is empty."""
+    """The graph of a stack; the bytes of its weights go to the graph's file. `unsupported` has to be empty."""
     return _Model(graph, file, form, stack).build()
 
 
@@ -92,7 +91,7 @@ class _Model(Parts):
                 g.output(f"present.{i}.{kind}", value, TensorProto.FLOAT, cache)
         return g.model(c.name, producer_name="bitnet-edge")
 
-    # ---- what goes in ----
+    # ---- inputs ----
 
     def given(self) -> Value:
         """Token ids (B, T), or vectors (B, T, D), or pixels (B, C, S, S)."""
@@ -110,7 +109,7 @@ class _Model(Parts):
         return self.g.input(images.FEATURES, TensorProto.FLOAT, ["images", "vectors", self.config.dim])
 
     def places(self, given: Value, cached: bool) -> Places:
-        """Of whole texts positions follow from the padding; an image has none."""
+        """For whole texts, positions follow from the padding mask; images have no padding."""
         if self.config.input == "images":
             n = self.config.max_context
             shape = self.g.op("Concat", self.g.op("Shape", given, start=0, end=1), [n], axis=0)
@@ -132,7 +131,7 @@ class _Model(Parts):
         return key, value
 
     def entering(self, given: Value, seen: Value | None, places: Places) -> Value:
-        """What enters the first layer, (B, T, D)."""
+        """The input of the first layer, (B, T, D)."""
         c, x = self.config, given
         if c.input == "images":
             x = images.patches(self, given)
@@ -145,13 +144,13 @@ class _Model(Parts):
         return self.norm(x, "embedding_norm")
 
     def added(self, x: Value, y: Value, after: str, i: int) -> Value:
-        """x + y, the norm after a sublayer where the model has it: of y, or of the sum."""
+        """x + y; a norm after the sublayer, if the model has one, is applied to y or to the sum."""
         scale = self.config.residual_scale
         if self.config.residual_norm:
             return self.norm(x + y * scale, after, i)
         return x + self.norm(y, after, i) * scale
 
-    # ---- what comes out ----
+    # ---- outputs ----
 
     def outputs(self, hidden: Value, mask: Value) -> None:
         g, c = self.g, self.config
@@ -171,7 +170,7 @@ class _Model(Parts):
             g.output(name, self.pooled(hidden, mask), TensorProto.FLOAT, [_BATCH, c.width])
 
     def logits(self, x: Value) -> Value:
-        """(B, T, V)."""
+        """Logits (B, T, V)."""
         c = self.config
         logits = self.matrices.head(x, self.record("embedding" if c.tie_embeddings else "head"))
         if c.head_bias:
@@ -182,7 +181,7 @@ class _Model(Parts):
         return self.project(x, "projector") if self.config.out_dim else x
 
     def pooled(self, x: Value, mask: Value) -> Value:
-        """One vector of length 1 for each text or image, (B, width). Padding counts for nothing."""
+        """One vector of length 1 for each text or image, (B, width), without padding."""
         g, kept = self.g, mask.cast(TensorProto.FLOAT)
         if self.config.pooling == "attention":
             x = images.pooled(self, x, mask)

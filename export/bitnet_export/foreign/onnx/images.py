@@ -1,4 +1,4 @@
-"""Images in a graph: patches, the places that a decoder has for them, and pooling by attention.
+"""Images in a graph: patches, their vectors in a decoder's input, and attention pooling.
 
 Shape letters as in bitnet/model/transformer.py, and C channels, S pixels of a side, N vectors of an image.
 """
@@ -12,15 +12,15 @@ from .ops import Value
 from .parts import Parts
 
 PIXELS, FEATURES = "pixel_values", "image_features"
-_LOWEST = float(np.finfo(np.float32).min)  # a score that weighs nothing
+_LOWEST = float(np.finfo(np.float32).min)  # a score with zero weight
 
 
 def patches(parts: Parts, pixels_BCSS: Value) -> Value:
-    """The vectors of patches, row by row, behind the class token, if there is one: (B, N, D)."""
+    """The vectors of patches, row by row, after the class token, if there is one: (B, N, D)."""
     g, c = parts.g, parts.config
     side, size = c.image_size // c.patch_size, c.patch_size
     whole = pixels_BCSS
-    if side * size < c.image_size:  # what remains at the edge is left out
+    if side * size < c.image_size:  # the remainder at the edge is cut off
         whole = g.op("Slice", whole, [0, 0], [side * size] * 2, [2, 3])
     grid = whole.reshape(0, c.channels, side, size, side, size).transpose(0, 2, 4, 1, 3, 5)
     x = parts.project(grid.reshape(0, side * side, c.channels * size * size), "patch")
@@ -32,18 +32,18 @@ def patches(parts: Parts, pixels_BCSS: Value) -> Value:
 
 
 def in_place(parts: Parts, x_BTD: Value, ids_BT: Value, features_nND: Value) -> Value:
-    """x with vectors of images in the places of their token, in order. Too few of them fail in Gather."""
+    """x with image vectors in place of their token, in order. With too few vectors Gather fails."""
     g, c = parts.g, parts.config
     here = g.op("Equal", ids_BT, c.image_token)
     count = g.op("CumSum", here.cast(TensorProto.INT64).reshape(-1), 0)
     order = g.op("Where", here, g.op("Reshape", count, g.op("Shape", ids_BT)), 0)
-    none = np.zeros((1, c.dim), np.float32)  # what stands for a place that has no image
+    none = np.zeros((1, c.dim), np.float32)  # row 0, for tokens that are not images
     rows = g.op("Concat", none, features_nND.reshape(-1, c.dim), axis=0)
     return g.op("Where", g.op("Unsqueeze", here, [-1]), g.op("Gather", rows, order), x_BTD)
 
 
 def pooled(parts: Parts, x_BTD: Value, mask_BT: Value) -> Value:
-    """One more layer with one query, that of the probe (FORMAT.md §2, pooling by attention): (B, D)."""
+    """Attention pooling with one query, the probe (FORMAT.md §2, pooling by attention): (B, D)."""
     g, c = parts.g, parts.config
     probe = parts.matrices.vector(parts.record("pool_probe")).reshape(1, 1, c.dim)
     q, k, v = (

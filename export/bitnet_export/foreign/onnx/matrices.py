@@ -1,17 +1,17 @@
 """The matrices of a packed file in a graph: how ternary and int8 codes are stored and multiplied.
 
-In every form the activations are quantized as `bitnet.quant` says and Σ q·T is exact, so a form
-changes size and speed and not what is computed:
+In every form the activations are quantized as in `bitnet.quant` and Σ q·T is exact, so the form
+changes size and speed but not the result:
 - "float": codes as fp32. |Σ q·T| is below 2²⁴ (K up to 132,104), where fp32 adds whole numbers exactly
   in any order.
   Standard operators, large, for anything that runs ONNX.
 - "int8": codes as int8, MatMulInteger. Standard operators. Activations are unsigned (q + 128),
   because onnxruntime has fast kernels on x86 only for u8 × i8; their 16-bit steps on machines
   without VNNI cannot overflow on ternary weights (255·1·2 < 2¹⁵).
-- "2bit": onnxruntime's MatMulNBits, four codes a byte. See `_two_bits` for why it is exact.
+- "2bit": onnxruntime's MatMulNBits, four codes per byte. See `_two_bits` for why it is exact.
 
-What is int8 in the file is so in the compact forms, and multiplies u8 × u8, which has no 16-bit steps to
-overflow. In "float" its sums are exact up to K = 1040.
+Matrices that are int8 in the file stay int8 in the compact forms, and use u8 × u8 products, which have no 16-bit
+steps to overflow. In "float" their sums are exact up to K = 1040.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EPS = 1e-5  # bitnet.quant.EPS, without torch
 
 
 class Quantized(NamedTuple):
-    """x ≈ q / s, one scale a token."""
+    """x ≈ q / s, with one scale per token."""
 
     q: Value  # fp32 (B, T, K), whole numbers from -127 to 127
     s: Value  # fp32 (B, T, 1)
@@ -46,9 +46,9 @@ class Quantized(NamedTuple):
 class Cut(NamedTuple):
     """How the inputs of a matrix are cut into the blocks of MatMulNBits."""
 
-    span: int  # inputs that are cut together: those of one scale
-    inputs: int  # of a block at most
-    block: int  # with the padding
+    span: int  # inputs of one scale, which are cut separately from others
+    inputs: int  # most inputs per block
+    block: int  # block size, with padding
 
 
 CUT = Cut(127, 127, 128)
@@ -80,7 +80,7 @@ class Matrices:
         return self._scaled(sums, x_q, record)
 
     def head(self, x: Value, record: Record) -> Value:
-        """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
+        """`linear` with a table that `rows` may also read: one copy in the file, transposed in the graph."""
         if self._in_two_bits(record):
             return self._two_bits(self.quantize(x), record)
         table = self._table(record)
@@ -111,7 +111,7 @@ class Matrices:
         return self._weight(record.key.name, np.float32, [record.cols], lambda: [self.file.values(record)])
 
     def quantize(self, x: Value) -> Quantized:
-        """s = 127 / max(max|x|, 1e-5), q = round(x·s), ties to even; once for all readers of x.
+        """s = 127 / max(max|x|, 1e-5), q = round(x·s), ties to even; computed once for all uses of x.
 
         No clamp: |x·s| is at most 127·(1 + 2⁻²²), which rounds to 127.
         """
@@ -136,17 +136,17 @@ class Matrices:
         return self.graph.op("MatMulInteger", unsigned, weight, *zeros).cast(TensorProto.FLOAT)
 
     def _two_bits(self, x: Quantized, record: Record) -> Value:
-        """MatMulNBits, whose fast kernels (accuracy_level 4) quantize the activations of a block again.
+        """MatMulNBits, whose fast kernels (accuracy_level 4) quantize the activations of each block again.
 
-        They scale by 127 over the block's largest magnitude, which changes nothing when that is
-        127. So every block gets one 127 more, against a weight of 0: q goes through as it is, a
+        They scale by 127 over the block's largest magnitude, which changes nothing if that is
+        127. So every block gets an additional 127 with a weight of 0: q passes unchanged, the
         block's sum is exact, and so is the fp32 sum of all blocks. Kernels without that step
-        compute in fp32, exact as in "float". Scales of groups go into the kernel, with fp32
-        rounding after each block. (One 127 and no more: the kernel takes Σ(T+2)q - 2Σq, both
-        in fp32 when scaled, and a large Σq would cost it digits.)
+        compute in fp32, exactly as in "float". Group scales go into the kernel, with fp32
+        rounding after each block. (Only one 127: the kernel computes Σ(T+2)q - 2Σq, both
+        in fp32 when scaled, and a large Σq would cost digits.)
         """
         cut, count = _cut_of(record)
-        if cut is CUT:  # one scale a matrix or a row stays outside: one rounding
+        if cut is CUT:  # one scale per matrix or row is applied outside: one rounding
             ones, shape = [np.ones(count, np.float32)] * record.rows, [record.rows, count]
             scales = self._weight(f"ones.{record.rows}.{count}", np.float32, shape, lambda: ones)
         else:
@@ -158,7 +158,7 @@ class Matrices:
         return self._scaled(sums, x, record)
 
     def _two_bit_rows(self, ids: Value, record: Record) -> Value:
-        """Rows of codes that are stored for MatMulNBits, times their group scales: fp32 (B, T, K)."""
+        """Rows of codes stored for MatMulNBits, times their group scales: fp32 (B, T, K)."""
         op, (cut, count) = self.graph.op, _cut_of(record)
         bytes_ = op("Unsqueeze", op("Gather", self._two_bit_codes(record), ids), [-1])
         shifted = op("BitShift", bytes_, np.array([0, 2, 4, 6], np.uint8), direction="RIGHT")
@@ -166,12 +166,12 @@ class Matrices:
         row = codes.reshape(0, 0, count, cut.block)
         if cut is GROUP_CUT:
             row = row * op("Unsqueeze", op("Gather", self._block_scales(record), ids), [-1])
-        for width, within in ((cut.inputs, cut.span), (cut.span, record.cols)):  # what _pack padded, undone
+        for width, within in ((cut.inputs, cut.span), (cut.span, record.cols)):  # removes the padding of _pack
             row = op("Slice", row, [0], [width], [-1]).reshape(0, 0, -1, -(-within // width) * width)
         return op("Slice", row, [0], [record.cols], [-1]).reshape(0, 0, record.cols)
 
     def _cut_inputs(self, q: Value, record: Record) -> Value:
-        """(B, T, K) to (B, T, blocks · cut.block), padded with 0, and in each block one 127."""
+        """(B, T, K) to (B, T, blocks · cut.block), padded with 0, and with one 127 in each block."""
         cut, count = _cut_of(record)
 
         def pad(y: Value, rank: int, count: int, value: float) -> Value:
@@ -184,7 +184,7 @@ class Matrices:
             self._blocks[q.name, cut] = blocks.reshape(0, 0, count * cut.block)
         return self._blocks[q.name, cut]
 
-    # ---- what lies in the file ----
+    # ---- weights in the file ----
 
     def _weight(
         self, name: str, dtype: Any, shape: Sequence[int], blocks: Callable[[], Iterable[NDArray[Any]]]
@@ -197,24 +197,24 @@ class Matrices:
         return self.form == "2bit" and record.encoding.ternary
 
     def _two_bit_codes(self, record: Record) -> Value:
-        """uint8 (N, blocks, cut.block / 4)."""
+        """Codes for MatMulNBits, uint8 (N, blocks, cut.block / 4)."""
         cut, count = _cut_of(record)
         shape = [record.rows, count, cut.block // 4]
         return self._weight(record.key.name, np.uint8, shape, lambda: (_pack(c, cut) for c in self._codes(record)))
 
     def _scales(self, record: Record) -> Value:
-        """(1,) or (N,)."""
+        """Scales, (1,) or (N,)."""
         scales = self.file.scales(record)
         return self._weight(f"{record.key.name}.scale", np.float32, [scales.size], lambda: [scales])
 
     def _block_scales(self, record: Record) -> Value:
-        """(N, blocks): the scale of a group for each of its blocks."""
+        """(N, blocks): the group scale for each of its blocks."""
         per_group = -(-GROUP_CUT.span // GROUP_CUT.inputs)
         scales = np.repeat(self.file.scales(record).reshape(record.rows, -1), per_group, axis=1)
         return self._weight(f"{record.key.name}.scale", np.float32, scales.shape, lambda: [scales])
 
     def _table(self, record: Record) -> Value:
-        """(N, K): floats as they are stored; codes as fp32, γ·T for one γ a group, or as uint8 with its zero at 128."""
+        """(N, K): floats as stored; codes as fp32 (γ·T with group scales), or as uint8 with the zero point 128."""
         dtype = self._table_type(record)
         blocks = self._codes(record)
         if dtype == np.uint8:
@@ -222,7 +222,7 @@ class Matrices:
         return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: blocks)
 
     def _table_type(self, record: Record) -> Any:
-        """fp32 where a layer norm follows the rows at once: onnxruntime fuses cast and norm, and fails."""
+        """The dtype; fp32 if a layer norm directly follows the rows: onnxruntime fuses cast and norm, and fails."""
         if record.encoding.kind != "float":
             return np.dtype(np.float32 if self.form == "float" else np.uint8)
         c, stored = self.file.configs[record.key.stack], np.dtype(record.encoding.dtype)
@@ -230,7 +230,7 @@ class Matrices:
         return np.dtype(np.float32) if normed and ROLES[record.key.role] == "embedding" else stored
 
     def _transposed(self, record: Record, dtype: Any, zero: int = 0) -> Value:
-        """(K, N), otherwise as in `_table`; codes plus `zero`."""
+        """(K, N), otherwise like `_table`; codes plus `zero`."""
         turned = np.empty((record.cols, record.rows), dtype)
         end = 0
         for rows in self._codes(record):
@@ -239,7 +239,7 @@ class Matrices:
         return self._weight(record.key.name, dtype, turned.shape, lambda: [turned])
 
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
-        """Rows of int8 codes, a few thousand at a time; or of floats, γ·T in the form "float" with group scales."""
+        """Rows of int8 codes, a few thousand at a time; or of floats, γ·T for group scales in the form "float"."""
         grouped = record.scope == encodings.SCALE_GROUP and self.form == "float"
         floats = record.scope == encodings.SCALE_NONE or grouped
         return value_rows(self.file, record) if floats else code_rows(self.file, record)
@@ -252,7 +252,7 @@ def _cut_of(record: Record) -> tuple[Cut, int]:
 
 
 def _pack(codes: NDArray[np.int8], cut: Cut) -> NDArray[np.uint8]:
-    """(N, K) codes to MatMulNBits' bytes (N, blocks, cut.block / 4): T + 2, four a byte, the lowest bits first."""
+    """(N, K) codes to MatMulNBits' bytes (N, blocks, cut.block / 4): T + 2, four per byte, lowest bits first."""
 
     def pad(y: NDArray[np.int8], count: int) -> NDArray[np.int8]:
         return np.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, count)])

@@ -1,4 +1,4 @@
-"""A small builder of ONNX graphs: values that compute, and weights that go to a file of their own."""
+"""A small builder of ONNX graphs: values with arithmetic, and weights in a separate file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-OPSET = 21  # and IR 10: what onnxruntime 1.18 and later run
+OPSET = 21  # this and IR 10 run in onnxruntime 1.18 and later
 IR_VERSION = 10
 CONTRIB = "com.microsoft"  # onnxruntime's own operators
 INLINE = 1024  # bytes below which a weight stays in the graph, where shape inference sees it
-PAGE = 4096  # weights begin at multiples, so that the file can be mapped
+PAGE = 4096  # weights start at multiples of it, so that the file can be memory-mapped
 
 
 class Value:
-    """A tensor of the graph. Arithmetic makes nodes; a Python number in it is an fp32 constant."""
+    """A tensor of the graph. Arithmetic adds nodes; a Python number becomes an fp32 constant."""
 
     def __init__(self, graph: Graph, name: str) -> None:
         self.graph, self.name = graph, name
@@ -43,7 +43,7 @@ class Value:
         return self.graph.op("Cast", self, to=dtype)
 
     def reshape(self, *shape: int) -> Value:
-        """0 keeps a dimension, one -1 follows from the others."""
+        """Reshape: 0 keeps a dimension, one -1 is inferred from the others."""
         return self.graph.op("Reshape", self, list(shape))
 
     def transpose(self, *order: int) -> Value:
@@ -54,10 +54,10 @@ Operand = Value | float | Sequence[int] | NDArray[Any]
 
 
 class Graph:
-    """Nodes in the order they are made. `part` begins the names of those to come, "layers.0/attention"."""
+    """Nodes in the order of their creation. `part`: name prefix of the next ones, such as "layers.0/attention"."""
 
     def __init__(self, weights: BinaryIO, location: str) -> None:
-        """weights: where the bytes of large weights go; location: the name of that file beside the model."""
+        """weights: file for the bytes of large weights; location: its name next to the model."""
         self.part = ""
         self._weights, self._location = weights, location
         self._nodes: list[onnx.NodeProto] = []
@@ -77,12 +77,12 @@ class Graph:
         return self._node("Split", (x, sizes), len(sizes), "", {"axis": -1})
 
     def largest(self, x: Value, k: int) -> tuple[Value, Value]:
-        """The k largest of the last dimension, in order, of equal ones the first; and where they stand, int64."""
+        """The k largest values of the last dimension, in order, ties by index; and their indices, int64."""
         values, indices = self._node("TopK", (x, [k]), 2, "", {"axis": -1})
         return values, indices
 
     def either(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
-        """What one of two functions makes, fp32; only that one is computed. Both use what was made before."""
+        """The fp32 result of one of two functions; only that one is computed. Both may use earlier values."""
         return self._node(
             "If", (condition,), 1, "", {"then_branch": self._branch(then), "else_branch": self._branch(otherwise)}
         )[0]
@@ -114,7 +114,7 @@ class Graph:
         return self.constant(np.array(x, np.float32 if isinstance(x, float) else np.int64))
 
     def constant(self, values: NDArray[Any]) -> Value:
-        """A small constant; equal ones are one."""
+        """A small constant; equal ones are shared."""
         key = (values.dtype.str, values.shape, values.tobytes())
         if key not in self._constants:
             name = f"constant.{len(self._constants)}"
@@ -122,7 +122,7 @@ class Graph:
         return self._constants[key]
 
     def weight(self, name: str, dtype: Any, shape: Sequence[int], blocks: Iterable[NDArray[Any]]) -> Value:
-        """A named constant whose bytes come in blocks that follow one another; a block is freed before the next."""
+        """A named constant whose bytes come in consecutive blocks; each block is freed before the next."""
         dtype, size = np.dtype(dtype), np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         kind = helper.np_dtype_to_tensor_dtype(dtype)
         if size < INLINE:

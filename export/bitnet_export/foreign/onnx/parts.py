@@ -1,4 +1,4 @@
-"""What the layers of a graph are made of: linear layers, norms, activations, each found in the file by its role."""
+"""Building blocks of a graph's layers: linear layers, norms, activations, found in the file by their roles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ops import Graph, Value
 
 
 class Parts:
-    """Of one stack. layer, expert: NONE where a tensor has none."""
+    """Building blocks of one stack. layer, expert: NONE if a tensor has none."""
 
     def __init__(self, graph: Graph, file: PackedFile, form: str, stack: int = 0) -> None:
         self.g, self.file, self.stack = graph, file, stack
@@ -18,14 +18,14 @@ class Parts:
         self.matrices = Matrices(graph, file, form)
 
     def project(self, x: Value, role: str, layer: int = NONE, expert: int = NONE) -> Value:
-        """A linear layer with its bias, and the norm before it where the model has one."""
+        """A linear layer with its bias, and the norm before it if the model has one."""
         normed = x if layer == NONE else self.norm(x, f"{role}_linear_norm", layer, expert)
         y = self.matrices.linear(normed, self.record(role, layer, expert))
         bias = self.find(role, layer, expert, part=1)
         return y + self.matrices.vector(bias) if bias else y
 
     def norm(self, x: Value, role: str, layer: int = NONE, expert: int = NONE) -> Value:
-        """RMS or layer norm over the last dimension; x itself where the model has none."""
+        """RMS or layer norm over the last dimension; x itself if the model has none."""
         gain, bias = (self.find(role, layer, expert, part) for part in (0, 1))
         if gain is None:
             return x

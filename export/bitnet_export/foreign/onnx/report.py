@@ -1,4 +1,4 @@
-"""What was written, and what came of the check."""
+"""The report on a written ONNX model and its check."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from bitnet_export.checkpoint.verify import SHORT
 from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
 
-PROMPTS = 32  # of SHORT tokens
+PROMPTS = 32  # number of prompts, of SHORT tokens
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written, and how far it agrees with the engine: differences of log-probabilities, in nats.
+    """Size of the export, and its agreement with the engine: differences of log-probabilities, in nats.
 
-    Of a position in a prompt the largest counts, as most have none but fp32 noise; in the text the mean over
-    the vocabulary, which is what to expect of one token. Of a model without a head: of the numbers of the texts'
+    For a position in a prompt the largest counts, as most positions have only fp32 noise; in the text the mean over
+    the vocabulary, the expected difference of one token. Without a head: differences of the elements of the texts'
     vectors of length 1.
     """
 
@@ -25,18 +25,18 @@ class OnnxReport:
     packed_bytes: int
     onnx_bytes: int  # graph and weights
     compared: int  # tokens; 0: the engine cannot run the model
-    vectors: bool = False  # were compared
-    threads: int = 0  # of both
+    vectors: bool = False  # whether vectors were compared
+    threads: int = 0  # in both
     prompts_median: float = 0.0  # of |onnxruntime - engine|
     text_mean: float = 0.0
     text_worst: float = 0.0
     floor_mean: float = 0.0  # of |onnxruntime - onnxruntime with its norms moved by one step of fp32|
-    prefill: tuple[float, float] = (0.0, 0.0)  # tokens a second in onnxruntime and in the engine, a glance at both
-    decode: tuple[float, float] = (0.0, 0.0)  # 0: it does not write
-    images: int = 0  # whose vectors were compared, made of length 1
+    prefill: tuple[float, float] = (0.0, 0.0)  # tokens per second in onnxruntime and in the engine, roughly
+    decode: tuple[float, float] = (0.0, 0.0)  # 0: it does not generate
+    images: int = 0  # images whose vectors, normalized to length 1, were compared
     images_mean: float = 0.0
     images_floor: float = 0.0
-    behind: int = 0  # tokens behind an image, whose log-probabilities were
+    behind: int = 0  # tokens after an image whose log-probabilities were compared
     behind_mean: float = 0.0
     behind_floor: float = 0.0
     draft_left_out: bool = False
@@ -58,7 +58,7 @@ class OnnxReport:
             seen = [f"images     {self.images}: vectors differ by {self.images_mean:.1e} on average {floor}"]
         if self.behind:
             floor = f"(rounding the norms otherwise: {self.behind_floor:.1e})"
-            seen += [f"           {self.behind} tokens behind one by {self.behind_mean:.1e} on average {floor}"]
+            seen += [f"           {self.behind} tokens after one by {self.behind_mean:.1e} on average {floor}"]
         if not self.compared:
             return "\n".join([size, *seen])
         single = f"single tokens {self.decode[0]:.1f}, {self.decode[1]:.1f}; " if any(self.decode) else ""

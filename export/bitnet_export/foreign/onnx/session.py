@@ -27,13 +27,13 @@ class OnnxModel:
         threads: int = 0,
         replaced: Mapping[str, Floats] | None = None,
     ) -> None:
-        """threads: 0: as many as there are cores. replaced: weights by name, in place of the file's."""
+        """threads: 0: one per core. replaced: weights by name that replace the file's."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self.replaced = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v) for k, v in (replaced or {}).items()}
-        for name, value in self.replaced.items():  # the session does not keep them
+        for name, value in self.replaced.items():  # the session keeps no reference to them
             options.add_initializer(name, value)
         self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         self.config, layers = config, range(config.n_layers if writes(config) else 0)
@@ -41,7 +41,7 @@ class OnnxModel:
         self.empty = (config.n_kv_heads, 0, config.head_dim)
 
     def see(self, pixels: Floats) -> Floats:
-        """Of normalized images (B, C, S, S), of a stack that looks at them: vectors (B, N, width), or (B, width)."""
+        """Vectors of normalized images (B, C, S, S) from a vision stack: (B, N, width), or (B, width)."""
         name = "image_features" if self.config.pooling == "none" else "image_embeds"
         vectors: Floats = self.session.run([name], {"pixel_values": pixels})[0]
         return vectors
@@ -54,10 +54,10 @@ class OnnxModel:
         prefix: int = 0,
         features: Floats | None = None,
     ) -> tuple[Floats, Cache]:
-        """Logits (B, T, V), or hidden states (B, T, D), of a text behind those in the cache, and the new cache.
+        """Logits (B, T, V), or hidden states (B, T, D), of a text after the cached tokens, and the new cache.
 
-        mask: (B, past + T), 0 for padding, which stands before a text; None: no padding. prefix: how many
-        tokens of the text are of its prefix. features: (images, N, D), for the places of images in it.
+        mask: (B, past + T), 0 for padding, which is on the left; None: no padding. prefix: how many tokens of
+        the text are its prefix. features: (images, N, D), for the image tokens in it.
         """
         batch, length = text.shape[:2]
         cache = cache or [np.zeros((batch, *self.empty), np.float32)] * len(self.names)
@@ -77,7 +77,7 @@ class OnnxModel:
         """Vectors of whole texts, (B, D), as the model pools them. mask: (B, T), as in `run`."""
         mask = np.ones(text.shape[:2], np.int64) if mask is None else mask
         feeds = self._feeds(text, mask)
-        if self.config.mask == "prefix":  # of which the text is none
+        if self.config.mask == "prefix":  # the text has no prefix
             feeds["token_type_ids"] = np.ones(text.shape[:2], np.int64)
         vectors: Floats = self.session.run(["sentence_embedding"], feeds)[0]
         return vectors

@@ -1,10 +1,10 @@
-"""A packed file to a folder with an ONNX model and what other tools ask for beside it.
+"""A packed file to a folder with an ONNX model and the files that other tools need.
 
     model.onnx          the graph
     model.onnx_data     its weights, mapped by onnxruntime
-    vision_model.onnx, vision_model.onnx_data, preprocessor_config.json     of the stack that looks at images for it
+    vision_model.onnx, vision_model.onnx_data, preprocessor_config.json     of its vision stack
     config.json         shapes, for Hugging Face optimum
-    genai_config.json   names and shapes for onnxruntime-genai, of a model that continues texts as it knows them
+    genai_config.json   names and shapes for onnxruntime-genai, if it supports the model
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
 
 Always a folder, so that graph and weights appear at once or not at all.
@@ -43,9 +43,9 @@ VISION = "vision_model.onnx"
 def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, form: str = "int8") -> OnnxReport:
     """Write a packed file as an ONNX model for onnxruntime, and compare it with the engine.
 
-    out: a folder to make; one that is there must be empty. form: of the ternary weights, "float",
+    out: the folder to create; an existing one must be empty. form: of the ternary weights, "float",
     "int8" or "2bit" (`matrices`). The folder appears only if the graph passes onnx.checker and
-    computes what the engine computes. Memory: the largest tensor, then what onnxruntime needs.
+    computes the same as the engine. Memory: the largest tensor, then as much as onnxruntime needs.
 
     Raises PackedFormatError for a bad source, ValueError for a form or model that cannot be
     written, VerificationError, FileExistsError.
@@ -56,7 +56,7 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
     try:
         str(out).encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{str(out)!a} is not UTF-8, which the onnx package wants of names; give another") from None
+        raise ValueError(f"{str(out)!a} is not UTF-8, which the onnx package requires of names; give another") from None
     if problems := graph.unsupported(file, form):
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
@@ -68,7 +68,7 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
 
 
 def _write_graph(file: PackedFile, form: str, stack: int, path: Path) -> int:
-    """Of one stack, with its weights beside it. Returns the bytes of both."""
+    """Write the graph of one stack, and its weights next to it. Returns the bytes of both."""
     beside = path.with_name(f"{path.name}_data")
     with open(beside, "xb") as weights:
         model = graph.build(Graph(weights, beside.name), file, form, stack)
@@ -94,9 +94,9 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
 
 
 def _describe(config: ModelConfig) -> dict[str, Any]:
-    """What programs around onnxruntime read from config.json: the shapes of inputs and cache.
+    """The part of config.json that programs around onnxruntime read: the shapes of inputs and cache.
 
-    model_type only tells them under which names they find these; what is computed is in the graph.
+    model_type only determines the names of these fields; the computation is in the graph.
     """
     if config.input == "images":
         more = {"model_type": "siglip_vision_model", "image_size": config.image_size, "patch_size": config.patch_size}
@@ -117,7 +117,7 @@ def _describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _describe_for_genai(config: ModelConfig, special: dict[str, Any]) -> dict[str, Any]:
-    """The same in the words of onnxruntime-genai, which also wants to be told the names."""
+    """The same in the format of onnxruntime-genai, which also needs the names of inputs and outputs."""
     decoder = {
         "filename": MODEL,
         "session_options": {"provider_options": []},
