@@ -1,1 +1,1 @@
-"""The formats of others, read and written."""
+"""Readers and writers of foreign formats."""

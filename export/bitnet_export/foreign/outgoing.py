@@ -1,4 +1,4 @@
-"""A packed file on its way into another format: what the writers of hf/, gguf/ and onnx/ share."""
+"""A packed file to another format: shared code of the writers in hf/, gguf/ and onnx/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a packed file."""
+    """The result of writing a packed file in another format."""
 
     what: str  # one line: format and architecture
     tensors: int
@@ -46,14 +46,14 @@ DRAFT_LEFT_OUT = "the draft is left out: answers stay the same, and come one tok
 
 
 class Graph(NamedTuple):
-    """An architecture of another program: what it computes, in terms of ModelConfig."""
+    """An architecture of another program: its computation, in terms of ModelConfig."""
 
     name: str
     computes: Mapping[str, tuple[Any, ...]]  # values of a field; of a field that is not here, only the default
     free: tuple[str, ...]  # fields of which it takes any value
 
     def differences(self, config: ModelConfig) -> list[str]:
-        """Why the architecture is not this model, a phrase each; empty when it is."""
+        """Why the architecture does not compute this model, a phrase each; empty if it does."""
         size = {name: getattr(config, name) for name in _SIZES}
         size["vocab_size"] = max(size["vocab_size"], 1)  # 0 where images enter
         size["head_dim"] += size["head_dim"] % 2  # odd without RoPE
@@ -73,13 +73,13 @@ SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale
 
 
 def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
-    """A packed file, its one stack, and why that is no plain decoder, a phrase each. Raises as `open_single`."""
+    """A packed file, its one stack, and why that is not a plain decoder, a phrase each. Raises as `open_single`."""
     file, config = open_single(path)
     return file, config, rope_problems(file, config) + scale_problems(config)
 
 
 def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
-    """A packed file, without its draft, and its one stack. Raises PackedFormatError, or ValueError: it has several."""
+    """A packed file, without its draft, and its one stack. Raises PackedFormatError; ValueError if it has several."""
     file = PackedFile.open(path).without_draft()
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
@@ -93,7 +93,7 @@ def scale_problems(config: ModelConfig) -> list[str]:
 
 
 def rope_problems(file: PackedFile, config: ModelConfig) -> list[str]:
-    """Why its positions are not those of RoPE with the frequencies of rope_theta in whole heads, a phrase each."""
+    """Why its positions are not RoPE with the frequencies of rope_theta over whole heads, a phrase each."""
     from bitnet.model.positions import frequency_tables
 
     problems = []
@@ -126,14 +126,14 @@ def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tupl
 
 
 def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
-    """Raises ValueError with all of them in one message, if there are any."""
+    """Raises ValueError with all problems in one message, if there are any."""
     if problems:
         each = problems if len(problems) == 1 else [f"({n}) {text}" for n, text in enumerate(problems, 1)]
         raise ValueError(f"{what}: {'; '.join(each)}{remedy}")
 
 
 def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[Any]]:
-    """The codes, ternary or int8 (n, K), or floats as they are stored, some rows at a time."""
+    """The codes, ternary or int8 (n, K), or stored floats, some rows at a time."""
     encoding, unit = record.encoding, record.encoding.unit
     if unit is None:
         yield file.codes(record)

@@ -1,4 +1,4 @@
-"""What lies beside a model for the programs that read Hugging Face folders: tokenizer, template, defaults."""
+"""Files next to a model for programs that read Hugging Face folders: tokenizer, template, defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLING = {
 
 
 def generation_of(file: PackedFile) -> dict[str, Any]:
-    """The generation defaults of METADATA, eos_token_ids a list. Raises ValueError: not what FORMAT.md calls for."""
+    """The generation defaults of METADATA, eos_token_ids a list. Raises ValueError if they violate FORMAT.md."""
     generation = file.metadata.get("generation") or {}
     if not isinstance(generation, dict):
         raise ValueError(f"`generation` in the metadata is {generation!r}, expected an object")
@@ -46,7 +46,7 @@ def generation_of(file: PackedFile) -> dict[str, Any]:
 
 
 def _fills(padding: Any, c: ModelConfig) -> bool:
-    """Whether it says how texts are filled up. Folders have no other length than the greatest."""
+    """Whether the file pads texts. Folders can only pad to the greatest length."""
     said = padding if isinstance(padding, dict) else {}
     token = said.get("token_id")
     known = type(token) is int and 0 <= token < c.vocab_size
@@ -54,7 +54,7 @@ def _fills(padding: Any, c: ModelConfig) -> bool:
 
 
 def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
-    """generation_config.json, in the words of transformers."""
+    """generation_config.json, in the format of transformers."""
     known = {_SAMPLING[key]: value for key, value in generation.items() if key in _SAMPLING and value is not None}
     if known.get("max_new_tokens", 1) < 1:  # until the context is full, for which transformers has no number
         del known["max_new_tokens"]
@@ -65,18 +65,18 @@ def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
 
 
 def special_tokens(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids of config.json and generation_config.json; None where the packed file has none."""
+    """The ids in config.json and generation_config.json; None if the packed file has none."""
     return {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": generation.get("eos_token_ids")}
 
 
 def pad_token_id(generation: Mapping[str, Any]) -> dict[str, int]:
-    """What fills up texts, for config.json; empty where nothing does."""
+    """The padding token, for config.json; empty without padding."""
     padding = generation.get("padding")
     return {"pad_token_id": padding["token_id"]} if padding else {}
 
 
 def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if template is not None:
         (folder / "chat_template.jinja").write_bytes(template)
@@ -99,14 +99,14 @@ def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: 
 
 
 def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and the like as the source of the packed file names them."""
+    """bos_token, eos_token and the like, as named by the source of the packed file."""
     given = generation.get("special_tokens")
     given = given if isinstance(given, dict) else {}
     return {name: word for name, word in given.items() if name.endswith("_token") and isinstance(word, str)}
 
 
 def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
-    """The tokenizer, with the start token before a text, where only the packed file says so."""
+    """The tokenizer, with the start token before a text if only the packed file says so."""
     if start is None or start not in words or load(tokenizer, "section TOKENIZER").encode("").ids[:1] == [start]:
         return tokenizer
     rules = json.loads(tokenizer)
@@ -116,11 +116,11 @@ def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -
 
 
 def _added(tokenizer: bytes) -> set[int]:
-    """Ids of the tokens that are found in a text before it is cut."""
+    """Ids of the tokens that are matched in a text before it is split."""
     return set(load(tokenizer, "section TOKENIZER").get_added_tokens_decoder())
 
 
 def _words(tokenizer: bytes) -> dict[int, str]:
-    """Token ids of a tokenizer's JSON and what they are called. Raises SourceError when it is not one."""
+    """Token ids in a tokenizer's JSON by their text. Raises SourceError if it is not one."""
     vocabulary = load(tokenizer, "section TOKENIZER").get_vocab(with_added_tokens=True)
     return {token: word for word, token in vocabulary.items()}

@@ -1,4 +1,4 @@
-"""A published model, as the reader of its format hands it over: what it is, and its tensors one at a time.
+"""A published model, as returned by the reader of its format: its configuration, and its tensors one at a time.
 
 Every foreign format (`hf/`, `gguf/`) is a function that yields a `Source`; everything after that
 (`convert`) knows no format. Needs numpy alone.
@@ -24,15 +24,15 @@ _ROWS = 4096  # of a table in memory at a time
 
 
 Progress = Callable[[str], None]
-"""Gets a line that says what is being done."""
+"""Called with a line that says what is being done."""
 
 
 class SourceError(ValueError):
-    """A published model that is damaged, incomplete, or of a kind that cannot be converted."""
+    """A published model is damaged, incomplete, or of a kind that cannot be converted."""
 
 
 class Ternary(NamedTuple):
-    """A matrix that is ternary in the source, never quantized again: W = codes · scales."""
+    """A matrix that is ternary in the source, and is not quantized again: W = codes · scales."""
 
     codes: NDArray[np.int8]  # (N, K), each -1, 0 or 1
     scales: NDArray[np.float32]  # to multiply with: (1,) per tensor, (N,) per row, (N, ceil(K/128)) per group
@@ -49,7 +49,7 @@ class Ternary(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """A matrix or vector of floats; rows are converted to fp32 as they are asked for."""
+    """A matrix or vector of floats; rows are converted to fp32 on demand."""
 
     shape: tuple[int, ...]  # (N, K) or (K,)
     dtype: str  # in the source: "f32", "f16", "bf16", "q6_K", …
@@ -61,7 +61,7 @@ class Floats(NamedTuple):
         return cls(values.shape, "f32", lambda first, last: matrix[first:last])
 
     def all(self) -> NDArray[np.float32]:
-        """Everything at once, in the shape of the source."""
+        """All values, in the shape of the source."""
         return self.rows(0, self.shape[0] if len(self.shape) == 2 else 1).reshape(self.shape)
 
 
@@ -87,7 +87,7 @@ class Source:
 
 
 def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding, floats: Encoding) -> Encoded:
-    """The bytes of one tensor; `body` is the encoding of ternary ones, `floats` of linear layers that are not."""
+    """The bytes of one tensor; `body` is the encoding of ternary ones, `floats` that of other linear layers."""
     shape = (spec.rows, spec.cols)
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
@@ -117,7 +117,7 @@ def _encode_ternary(spec: Spec, tensor: Ternary, body: Encoding) -> Encoded:
 
 
 def _encode_rows(spec: Spec, tensor: Floats, encoding: Encoding) -> Encoded:
-    """int8 rows (bitnet.quant.row_codes), a few thousand at a time: a table may be larger than all else."""
+    """int8 rows (bitnet.quant.row_codes), a few thousand at a time: a table may be larger than everything else."""
     import torch
 
     from bitnet.quant import row_codes

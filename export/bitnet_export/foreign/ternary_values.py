@@ -1,4 +1,4 @@
-"""Ternary matrices whose source says one scale per block, or says nothing and holds floats.
+"""Ternary matrices whose source has one scale per block, or holds undeclared ternary floats.
 
 Both become a `Ternary` with the widest scope that holds every value exactly: one scale a tensor,
 one a row, or one for each 128 weights of a row. Nothing is rounded and nothing is guessed: where
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22  # weights looked at in one go: 16 MB as fp32
 
 
 def ternary_values(matrix: Floats) -> Ternary | None:
-    """The Ternary that equals a matrix of floats (N, K) bit for bit, or None where there is none.
+    """The Ternary that equals a matrix of floats (N, K) bit for bit, or None.
 
     That is so when in each group of 128 weights along K every value is 0 or ± the same number.
     """

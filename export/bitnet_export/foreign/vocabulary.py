@@ -33,11 +33,11 @@ ENDS = (
     "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
     "</s>",
 )  # fmt: skip
-"""Control tokens that end answers whatever a GGUF file says, as in llama.cpp; in a folder if its template has them."""
+"""Control tokens that always end answers of a GGUF file, as in llama.cpp; of a folder, if its template has them."""
 
 
 class Vocabulary(NamedTuple):
-    """Tokens in the order of their ids, and which are put around every text."""
+    """Tokens in the order of their ids, and the ones before and after every text."""
 
     tokens: Sequence[str]
     kinds: Sequence[int]
@@ -53,7 +53,7 @@ def byte_level(
     nfc: bool = False,
     ignore_merges: bool = False,
 ) -> bytes:
-    """BPE over bytes. pre_tokenizers: what cuts a text, up to and with the one of type ByteLevel."""
+    """BPE over bytes. pre_tokenizers: the steps that split a text, up to and including the ByteLevel one."""
     model = {"type": "BPE", "vocab": _ids(words), "merges": list(merges), "ignore_merges": ignore_merges}
     return _seal(
         words,
@@ -65,7 +65,7 @@ def byte_level(
 
 
 def sentencepiece_bpe(words: Vocabulary, scores: Sequence[float], *, prefix: bool = True, legacy: bool = True) -> bytes:
-    """SentencePiece's BPE with bytes for what has no token.
+    """SentencePiece's BPE with byte fallback.
 
     prefix: a text begins with a space. legacy: so does what follows a special token.
     """
@@ -99,7 +99,7 @@ def sentencepiece_bpe(words: Vocabulary, scores: Sequence[float], *, prefix: boo
 
 
 def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, in SentencePiece's order: the best score of the whole first.
+    """Every pair of pieces that forms a piece, in SentencePiece's order: the best score of the result first.
 
     SentencePiece has no order among the pairs that make the same piece; the longer left part comes
     first, as in the tokenizer.json files that transformers made of these models.
@@ -136,7 +136,7 @@ def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str
 
 
 def load(definition: bytes, what: str) -> Tokenizer:
-    """A definition as the library reads it. Raises SourceError: it does not, not even by a panic."""
+    """The tokenizer of a definition. Raises SourceError if the library refuses it or panics."""
     from tokenizers import Tokenizer
 
     try:
@@ -151,7 +151,7 @@ def load(definition: bytes, what: str) -> Tokenizer:
 
 
 def around(before: tuple[str, int] | None, after: tuple[str, int] | None) -> dict[str, Any] | None:
-    """The post-processor that puts a token before and after a text."""
+    """The post-processor that adds tokens before and after a text."""
     special = dict(token for token in (before, after) if token)
     if not special:
         return None
@@ -168,7 +168,7 @@ def around(before: tuple[str, int] | None, after: tuple[str, int] | None) -> dic
 
 
 def _ids(words: Vocabulary) -> dict[str, int]:
-    """Token to id. Raises SourceError: a token that is there twice, or empty."""
+    """Token to id. Raises SourceError for a token that occurs twice, or is empty."""
     ids: dict[str, int] = {}
     for token, (text, kind) in enumerate(zip(words.tokens, words.kinds, strict=True)):
         if kind == UNUSED:
