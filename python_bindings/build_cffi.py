@@ -1,8 +1,8 @@
 """The cffi builder of `bitnet_runtime._native`.
 
 The public C header is the only description of the C API: the region between its two cffi marks
-is read here as it is, so that nothing can drift. In API mode a signature that does not fit is a
-C compiler warning, hence compile the output with -Werror.
+is used verbatim, so that nothing can drift. In API mode a mismatched signature is only a C
+compiler warning, so compile the output with -Werror.
 
     python -m cffi.gen_src exec-python python_bindings/build_cffi.py _native.c
 
@@ -27,7 +27,7 @@ def declarations(header: str) -> str:
     return region.replace("BN_API ", "")
 
 
-# How `bitnet_runtime.handles` frees: what a finalizer of the same garbage still calls is given NULL.
+# How `bitnet_runtime.handles` frees: later calls from finalizers of the same garbage get NULL.
 FREEING = """
 static void drop_model(bn_model **cell) {
     bn_model_close(*cell);

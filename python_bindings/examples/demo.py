@@ -1,4 +1,4 @@
-"""What `make demo` shows last: text of the model that was just trained, and what has been proven.
+"""The last step of `make demo`: text from the model that was just trained, and a summary.
 
 Takes the packed file as its argument.
 """

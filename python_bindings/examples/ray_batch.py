@@ -1,9 +1,9 @@
-"""How a model goes on from each text of a data set, on all machines of a Ray cluster.
+"""Continues each text of a data set with a model, on all machines of a Ray cluster.
 
     python ray_batch.py MODEL IN.jsonl FOLDER --actors 4 --threads 8
 
-IN.jsonl has {"prompt": "…"} in each line. FOLDER gets the same lines with "text", in several files. All machines must
-see MODEL and both of these. Answers do not depend on how many machines there are: always the likeliest token is taken.
+IN.jsonl has {"prompt": "…"} in each line. FOLDER receives the same lines with "text", in several files. All machines
+must see MODEL, IN.jsonl and FOLDER. Generation is greedy, so answers do not depend on the number of machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitnet_runtime import Model
 
 
 class Writer:
-    """An actor that holds a model. It gets so many lines at a time, and computes them together."""
+    """An actor that holds a model, and computes the lines of a batch together."""
 
     def __init__(self, path: str, threads: int, max_tokens: int) -> None:
         self._model = Model.load(path, threads=threads)
@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("source")
     parser.add_argument("out")
-    parser.add_argument("--actors", type=int, default=2, help="models in memory, of the whole cluster")
-    parser.add_argument("--threads", type=int, default=1, help="of each; leave a core of the cluster to files")
+    parser.add_argument("--actors", type=int, default=2, help="models in memory, in the whole cluster")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each; leave a core of the cluster for files")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     ray.init()  # the cluster of RAY_ADDRESS, or of this machine alone

@@ -1,9 +1,9 @@
-"""What `make vision` shows last: two models look at pictures that they have never seen.
+"""The last step of `make vision`: two models on pictures that they have never seen.
 
     python vision.py FOLDER
 
-FOLDER holds siglip.bitnet, paligemma.bitnet, and in `unseen` what `python -m bitnet.data.drawn --held-out` wrote.
-Prints what they get right, beside what the same models in full precision got right after more steps
+FOLDER holds siglip.bitnet, paligemma.bitnet, and in `unseen` the output of `python -m bitnet.data.drawn --held-out`.
+Prints their accuracy, next to that of the same models in full precision after more steps
 (benchmarks/results/image_gap.json), and writes FOLDER/vision.html.
 """
 
@@ -29,12 +29,12 @@ KINDS = {
     "what is in the picture": "describes the picture", "what does it say": "reads", "what colour": "colours",
     "how many": "numbers", "where": "places", "what is": "names", "is": "yes or no",
 }  # fmt: skip
-"""Kinds of questions by how they begin, the longer beginnings first."""
+"""Kinds of questions by their first words, longer ones first."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, what is right, and what the model said."""
+    """A question, the right answer, and the model's answer."""
 
     image: str
     question: str
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Matched:
-    """Pictures and captions, pair by pair, and how well each picture fits each caption."""
+    """Pictures and captions, pair by pair, and the similarity of each picture to each caption."""
 
     images: list[str]
     captions: list[str]
@@ -56,7 +56,7 @@ class Matched:
 
     @property
     def recall(self) -> tuple[float, float]:
-        """Share of the pictures whose own caption fits best, and of the captions whose own picture does."""
+        """Share of the pictures whose own caption fits best, and of the captions whose own picture fits best."""
         own = np.arange(len(self.images))
         return float((self.scores.argmax(1) == own).mean()), float((self.scores.argmax(0) == own).mean())
 
@@ -72,7 +72,7 @@ def match(model: Model, folder: Path) -> Matched:
 
 
 def ask(model: Model, folder: Path) -> list[Asked]:
-    """Every question, each by itself."""
+    """Ask every question separately."""
     found = []
     for record in records(folder / "questions.jsonl"):
         prompt, image = record["prefix"], folder / record["image"]
@@ -83,7 +83,7 @@ def ask(model: Model, folder: Path) -> list[Asked]:
 
 @dataclass(frozen=True)
 class Figure:
-    """What share of so many is right, and what share a model in full precision had right, if that was measured."""
+    """The share of `of` cases that is right, and that of a full-precision model, if it was measured."""
 
     what: str
     right: float
@@ -96,7 +96,7 @@ class Figure:
 
 
 def figures(matched: Matched, asked: list[Asked]) -> list[Figure]:
-    """The right caption of each picture, the right picture of each caption, the right answer word for word."""
+    """Accuracy of captions for pictures, of pictures for captions, and of answers, word for word."""
     twin, (recall, back), n = recorded(), matched.recall, len(matched.images)
     right = sum(each.said == each.right for each in asked) / len(asked)
     return [
@@ -116,7 +116,7 @@ def kinds(asked: list[Asked]) -> list[Figure]:
 
 
 def recorded() -> dict[str, float]:
-    """What models in full precision got right; nothing where it was not measured."""
+    """The accuracy of models in full precision; empty if it was not measured."""
     try:
         rows: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]
     except OSError:

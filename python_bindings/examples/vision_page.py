@@ -1,4 +1,4 @@
-"""The page of `make vision`: figures, pictures, answers, similarities, as HTML that needs no other file."""
+"""The page of `make vision`: figures, pictures, answers, similarities, as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vision import Asked, Figure, Matched
 
-SHOWN = 60  # pictures with questions
-COMPARED = 12  # pictures with captions
+SHOWN = 60  # pictures shown with questions
+COMPARED = 12  # pictures compared with captions
 
 
 def page(
     folder: Path, matched: Matched, asked: list[Asked], figures: list[Figure], kinds: list[Figure], took: str
 ) -> str:
-    """folder: of the pictures. figures, kinds: what is right of all, and of the answers by kind. took: a sentence."""
+    """folder: of the pictures. figures, kinds: accuracy overall, and of the answers by kind. took: a sentence."""
     captions = dict(zip(matched.images, matched.captions, strict=True))
     by_image = [(image, list(group)) for image, group in groupby(asked, lambda each: each.image)]
     return _PAGE.format(
@@ -39,7 +39,7 @@ def _figure(figure: Figure) -> str:
 
 
 def _share(figure: Figure) -> str:
-    """A number and a bar, with a mark where full precision stands."""
+    """A number and a bar, with a mark at the value of full precision."""
     mark = "" if figure.twin is None else f'<i style="left: {figure.twin:.1%}"></i>'
     bar = f'<span class="bar"><b style="width: {figure.right:.1%}"></b>{mark}</span>'
     return f"{bar}<strong>{figure.right:.1%}</strong> <small>of {figure.of:,}</small>"
@@ -63,7 +63,7 @@ def _answer(asked: Asked) -> str:
 
 
 def _table(folder: Path, matched: Matched, n: int) -> str:
-    """A row for each picture, a column for each caption: bluer fits better, within the row; the best has a frame."""
+    """A row for each picture, a column for each caption: within a row, bluer fits better; the best has a frame."""
     numbers = "".join(f"<th>{i + 1}</th>" for i in range(n))
     rows = []
     for i in range(n):
@@ -132,16 +132,16 @@ figure small {{ color: var(--wrong) }}
 }}
 </style></head><body>
 <h1>Pictures never seen</h1>
-<p>{pictures} of them, with combinations that no picture in training had. {took}</p>
+<p>{pictures} pictures, with combinations that no picture in training had. {took}</p>
 <div class="figures">{figures}</div>
 <h2>Right answers by kind of question</h2>
 <div class="kinds">{kinds}</div>
 <h2>Which caption belongs to which picture</h2>
 <p>Each row is a picture, each column a caption of the list. Bluer fits better. The best of a row has a frame,
-and it is right where that lies on the diagonal.</p>
+and is right if it lies on the diagonal.</p>
 <section class="matching">{table}</section>
 <h2>Questions and answers</h2>
-<p>The first {shown} pictures. What is right stands beside answers that are not.</p>
+<p>The first {shown} pictures. The right answer is shown next to wrong ones.</p>
 <main>{cards}</main>
 </body></html>
 """
