@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven over a pipe (the DevTools protocol), where one is installed."""
+"""A headless Chromium, if one is installed, driven over a pipe (the DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "go
 
 
 class Browser:
-    """One page. `errors` has what its scripts or requests did wrong."""
+    """One page. `errors` collects errors of its scripts and requests."""
 
     def __init__(self, folder: Path, width: int = 900, height: int = 800, dark: bool = False) -> None:
         assert FOUND is not None
@@ -84,7 +84,7 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = 20) -> Any:
-        """Its value once it is true."""
+        """Wait until an expression is true; returns its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(script)):
             assert time.monotonic() < end, f"{script}: waited {seconds} s; {self.run('document.body.innerText')}"

@@ -1,6 +1,6 @@
-"""Clients of others against a running server, in the environment of tests/clients.txt: python client_checks.py ADDRESS
+"""Third-party clients against a running server, in the environment of tests/clients.txt: client_checks.py ADDRESS
 
-The server has the models of `clients.py`: "one" calls `weather` and says something before, "text" only talks.
+The server has the models of `clients.py`: "one" writes some text and then calls `weather`, "text" only talks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters":
 
 
 def weather(town: str, days: int) -> str:
-    """The weather to come."""
+    """The weather forecast."""
     return f"{town}: {days}"
 
 
@@ -82,9 +82,7 @@ def check_langchain(address: str) -> None:
     result = ToolMessage("rain", tool_call_id=answer.tool_calls[0]["id"])
     assert model.bind_tools([tool(weather)]).invoke([HumanMessage("weather?"), answer, result]).content == TEXT
     newer = ChatOpenAI(base_url=address, api_key="none", model="one", use_responses_api=True)
-    free = newer.bind_tools(
-        [tool(weather)], strict=False
-    )  # a strict one would be held to other tokens than the script's
+    free = newer.bind_tools([tool(weather)], strict=False)  # strict would force other tokens than the script's
     assert free.invoke("weather?").tool_calls[0]["args"] == ARGUMENTS
     vectors = OpenAIEmbeddings(
         base_url=address, api_key="none", model="text", check_embedding_ctx_length=False,
@@ -128,7 +126,7 @@ def check_litellm(address: str) -> None:
 
 
 def check_page(address: str) -> None:
-    """What the page on tools says of clients."""
+    """Run the example for clients in docs/tools.md."""
     (snippet,) = [block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if "langchain" in block.text]
     found: dict[str, Any] = {}
     exec(snippet.replace("http://127.0.0.1:8080/v1", address).replace('"model"', '"one"'), found)

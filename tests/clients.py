@@ -1,5 +1,5 @@
 """`make clients`: serve small models, and run `client_checks.py` against them in the environment of the clients; then
-schemathesis, with requests that it makes of /openapi.json."""
+schemathesis, with requests that it generates from /openapi.json."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tool_models import CALL, calling_model
 
 ANSWERS = {"one": "Let me see.\n" + CALL, "text": "Nothing to call < here."}
 
-# A schema cannot say all that makes a request right, such as what fits into the context: that may be refused. And null
-# is as good as nothing, also for a name that is not known.
+# A schema cannot express everything that makes a request valid, such as the size of the context, so valid ones may be
+# refused. And null counts as absent, also for an unknown name.
 RANDOM = ["--phases", "coverage,fuzzing", "--max-examples", "25", "--seed", "1", "--exclude-checks",
           "positive_data_acceptance,negative_data_rejection"]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The `bitnet` command as tests run it: with pipes, and on a pseudo-terminal."""
+"""Runs the `bitnet` command for tests: with pipes, and on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """The command on a pseudo-terminal of its own."""
+    """The command on its own pseudo-terminal."""
 
     def __init__(self, *args: object) -> None:
         self._process, self._fd = pty.fork()
@@ -29,7 +29,7 @@ class Terminal:
         self._seen = b""
 
     def until(self, done: Callable[[str], bool], seconds: float = 60) -> str:
-        """What is on the terminal since the last call, once it is `done`."""
+        """The output since the last call, once it is `done`."""
         end = time.monotonic() + seconds
         while not done(self._text):
             ready, _, _ = select.select([self._fd], [], [], max(end - time.monotonic(), 0))
@@ -42,9 +42,9 @@ class Terminal:
         return text
 
     def prompt(self, end: str = "> ") -> str:
-        """What is on the terminal when it ends so and it is our turn."""
+        """The output up to a prompt."""
         seen = self.until(lambda seen: seen.endswith(end))
-        time.sleep(0.5)  # a Ctrl-C while readline still writes waits for the next key
+        time.sleep(0.5)  # Ctrl-C while readline still writes is only handled at the next key
         return seen
 
     def rest(self) -> str:

@@ -1,4 +1,4 @@
-"""What every test needs, and one training run that many look at."""
+"""Fixtures and settings for all tests, and one training run that many of them share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Several processes test at a time: one thread of torch each. The models are too small for more.
+# Tests run in several processes: one torch thread each. The models are too small for more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Neither the clock nor luck decides: a slow machine is not wrong, and what fails once fails always.
+# Results depend neither on the clock nor on chance: slow machines pass, and failures are reproducible.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture
 def quick_gc() -> Iterator[None]:
-    """gc.collect() looks at what the test makes, and not at all that torch has imported: 0.3 s each time."""
+    """Make gc.collect() skip objects from before the test, such as torch's modules: 0.3 s each time."""
     gc.collect()
     gc.freeze()
     yield
@@ -34,7 +34,7 @@ def quick_gc() -> Iterator[None]:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw no loss.png, for tests that make many of them: 0.12 s each."""
+    """Disable loss.png, for tests with many runs: 0.12 s each."""
     from bitnet.train import runlog
 
     monkeypatch.setattr(runlog, "plot", lambda *_: None)
@@ -42,7 +42,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For what asks torch for more threads: matrices this small lose more than they win from a second one."""
+    """Limit torch to one thread: for matrices this small a second one costs more than it gains."""
     import torch
 
     before = torch.get_num_threads()

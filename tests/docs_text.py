@@ -1,4 +1,4 @@
-"""Markdown as the tests of the docs see it: sentences, blocks of code, commands, links."""
+"""Parses Markdown for the tests of the docs: sentences, blocks of code, commands, links."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _END = re.compile(r"(?<=[.!?])([)\"'*_”]*)\s+")
 
 
 class Block(NamedTuple):
-    language: str  # "" for one without
+    language: str  # "" if none is given
     text: str
     fenced: bool
 
 
 def blocks(page: str) -> list[Block]:
-    """Blocks of code, fenced ones and those that are indented."""
+    """Blocks of code, fenced and indented."""
     fenced = [Block(found[1], found[2], True) for found in FENCE.finditer(page)]
     return fenced + [Block("", found[1], False) for found in INDENTED.finditer(_without_lists(FENCE.sub("", page)))]
 
 
 def _without_lists(page: str) -> str:
-    """Paragraphs of list items are indented, too."""
+    """A page without list items, whose paragraphs are also indented."""
     return re.sub(r"^(?:[-*]|\d+\.) .*\n(?:(?: {2,}.*)?\n(?= {2,}))*(?: {2,}.*\n?)*", "", page, flags=re.MULTILINE)
 
 
@@ -50,7 +50,7 @@ def prose(page: str) -> list[str]:
 
 
 def sentences(page: str) -> list[str]:
-    """Sentences of the prose. A span of code is one word, and of a link only its text is read."""
+    """Sentences of the prose. A code span counts as one word, and a link as its text."""
     found: list[str] = []
     for paragraph in prose(page):
         text = re.sub(r"`[^`]+`", "CODE", paragraph)
@@ -83,13 +83,13 @@ def slug(heading: str) -> str:
 
 
 def commands(page: str) -> list[str]:
-    """Commands of blocks, and those within the text."""
+    """Commands in blocks and in the text."""
     found = [command for block in blocks(page) for command in commands_of(block)]
     return found + [code for code in inline_code(page) if re.match(r"(python|bitnet) \S", code)]
 
 
 def commands_of(block: Block) -> list[str]:
-    """Without comments, joined where a line goes on."""
+    """Commands of a block, without comments, with continued lines joined."""
     text = re.sub(r"\\\n\s*", "", block.text)
     lines: list[str] = []
     if block.language == "sh":

@@ -1,4 +1,4 @@
-"""Models in torch whose weights are drawn so that everything matters, with their checkpoints and packed files."""
+"""Torch models with random weights for which every part matters, with their checkpoints and packed files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runtime_models import byte_tokenizer
 
 
 def drawn(config: ModelConfig, checkpoint: Path, std: float = 0.2, words: bool = False) -> Transformer:
-    """A seeded model in which no gain is 1 and no bias 0, and its checkpoint. std: of its matrices; 0: as they begin.
-    words: with a byte tokenizer."""
+    """A seeded model in which no gain is 1 and no bias 0, and its checkpoint. std: of its matrices; 0: the initial
+    ones. words: with a byte tokenizer."""
     torch.manual_seed(3)
     model = Transformer(config).eval()
     for name, parameter in model.named_parameters():
@@ -34,7 +34,7 @@ def drawn(config: ModelConfig, checkpoint: Path, std: float = 0.2, words: bool =
 
 
 def made(config: ModelConfig, folder: Path, std: float = 0.2, words: bool = False) -> tuple[Transformer, Path]:
-    """Such a model and its packed file; the checkpoint is beside that."""
+    """Such a model and its packed file, next to the checkpoint."""
     model = drawn(config, folder / "checkpoint", std, words)
     pack_checkpoint(Checkpoint.open(folder / "checkpoint"), folder / "m.bitnet")
     return model, folder / "m.bitnet"

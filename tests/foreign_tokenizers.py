@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that ternary models are published with, saved as their publishers do."""
+"""Small tokenizers of every kind used by published ternary models, saved as their publishers do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 README = (Path(__file__).parents[1] / "README.md").read_text().splitlines(keepends=True)
 SAMPLE = [
-    # No figures of tables: of "000" two ways to cut it may be equally likely, and libraries choose differently.
+    # No figures from tables: two ways to split "000" may be equally likely, and libraries choose differently.
     *(line for line in README if not line.startswith("|")),
     "def f(x):\n    return x  # 123456 €\n", "東京 naïve café straße 🙂", "It's THEY'LL we've", "Привет, мир!",
 ]  # fmt: skip
@@ -105,7 +105,7 @@ def sentencepiece_model(prefix: bool = True, **options: Any) -> bytes:
 
 
 def save(folder: Path, tokenizer: Tokenizer | bytes, *, model_type: str = "llama", **config: Any) -> Path:
-    """The files of a published folder that concern text. tokenizer: for tokenizer.json, or a tokenizer.model."""
+    """Write the text files of a published folder. tokenizer: for tokenizer.json, or a tokenizer.model."""
     folder.mkdir(exist_ok=True, parents=True)
     if isinstance(tokenizer, bytes):
         (folder / "tokenizer.model").write_bytes(tokenizer)

@@ -1,4 +1,4 @@
-"""Small random models as GGUF files, and as transformers computes them.
+"""Small random models as GGUF files, and as transformers models.
 
 The container and the ternary types are written from their published layouts, weight by weight and
 without the code under test; TQ1_0, TQ2_0 and the types of tables are written by the gguf package.
@@ -41,18 +41,18 @@ IQ1_BN, IQ2_BN, PQ2_0, IQ2_BN_R4 = 134, 135, 142, 335
 
 
 def _bytes(fields, shifts):
-    """Four codes a byte, fields (..., 4) with the code for each of the shifts."""
+    """Four codes per byte, fields (..., 4) with the code for each of the shifts."""
     return sum((fields[..., i].astype(np.uint8) + 1) << np.uint8(shift) for i, shift in enumerate(shifts)).tobytes()
 
 
 def i2_s(codes, scale, group=128):
-    """Byte j of a group holds weights j, j + g/4, …, the first in the highest bits; one fp32 scale behind all."""
+    """Byte j of a group holds weights j, j + g/4, …, the first in the highest bits; one fp32 scale at the end."""
     quarters = codes.reshape(-1, 4, group // 4).swapaxes(1, 2)
     return _bytes(quarters, (6, 4, 2, 0)) + struct.pack("<f", scale) + bytes(28)
 
 
 def q2_0(codes, scales, group=64):
-    """An fp16 scale, then four weights a byte, the first in the lowest bits. scales: (N, K/group)."""
+    """An fp16 scale, then four weights per byte, the first in the lowest bits. scales: (N, K/group)."""
     out = b""
     for row, of_row in zip(codes, scales, strict=True):
         for block, scale in zip(row.reshape(-1, group), of_row, strict=True):
@@ -61,7 +61,7 @@ def q2_0(codes, scales, group=64):
 
 
 def iq2_bn(codes, scales):
-    """An fp32 scale a row, then 64 weights in 16 bytes: byte j holds j, j + 16, j + 32, j + 48."""
+    """An fp32 scale per row, then 64 weights in 16 bytes: byte j holds j, j + 16, j + 32, j + 48."""
     out = b""
     for row, scale in zip(codes, scales, strict=True):
         out += struct.pack("<f", scale) + _bytes(row.reshape(-1, 4, 16).swapaxes(1, 2), (0, 2, 4, 6))
@@ -81,7 +81,7 @@ def iq2_bn_r4(codes, scales):
 
 
 def iq1_bn(codes, scales):
-    """An fp16 scale a row, then 64 weights in 13 bytes.
+    """An fp16 scale per row, then 64 weights in 13 bytes.
 
     Of each 16 weights three bytes hold five each, the first as the lowest digit of base 3, stored
     as ceil(256·n / 243); the sixteenths are the digits of the 13th byte.
@@ -106,7 +106,7 @@ def dense(codes, scales):
 
 
 def encoded(number: int, codes, scales) -> bytes:
-    """The bytes of a ternary matrix in a type; scales of the scope that the type has, or of a wider one."""
+    """The bytes of a ternary matrix in a type; scales have the type's scope, or a wider one."""
     rows, cols = codes.shape
     by_row = np.broadcast_to(scales, rows) if scales.ndim == 1 else None
     if number == I2_S:
@@ -123,7 +123,7 @@ def encoded(number: int, codes, scales) -> bytes:
 
 
 def quantized(number: int, values) -> bytes:
-    """Floats in one of the types that the gguf package writes, or in one of the plain ones."""
+    """Floats in a type that the gguf package writes, or in a plain one."""
     if number == BF16:
         return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType(number)).tobytes()
@@ -167,7 +167,7 @@ def container(
 
 @dataclass
 class Example:
-    """A random model: what the file should say, and the same as transformers has it."""
+    """A random model: the content of the file, and the same for transformers."""
 
     path: Path
     codes: dict[str, Any]  # by our names, "layers.0.q.weight", rows in our order
@@ -215,7 +215,7 @@ class Int8Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """That of transformers, in the precision of its input; theirs is fp32 in fp64 too."""
+    """transformers' RMSNorm in the precision of its input; theirs computes in fp32 even for fp64."""
 
     def __init__(self, weight, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Packed files that llama.cpp can take, small and random: what is written as GGUF in tests."""
+"""Small random packed files that llama.cpp supports, to be written as GGUF in tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BITNET = ModelConfig(
 def build(
     folder: Path, config: ModelConfig, *, halves: bool = False, linears: str | None = None, **sections: Any
 ) -> Path:
-    """A random model; `halves`: with scales that are fp16 numbers; `linears`: as which floats are stored."""
+    """A random model. halves: with scales that fp16 represents exactly; linears: the float type of linear layers."""
     random_model(config.replace(rope_scaling="none"), folder / "random.bitnet", 1)
     source = dataclasses.replace(source_of(folder / "random.bitnet"), config=config, **sections)
 

@@ -1,4 +1,4 @@
-"""Tiny random models in full precision of families that `transformers` has, saved by it; sizes are awkward."""
+"""Tiny random full-precision models of `transformers` families, saved by it, with awkward sizes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def is_encoder(name: str) -> bool:
 
 
 def make(name: str, dtype: torch.dtype = torch.float16, seed: int = 1) -> nn.Module:
-    """fp32, of values that dtype holds, large enough that every part of the model matters."""
+    """A model in fp32 with values that dtype represents, large enough that every part of the model matters."""
     model, random = MAKE[name]().eval(), torch.Generator().manual_seed(seed)
     for module in model.modules():
         for kind, p in module.named_parameters(recurse=False):
@@ -101,13 +101,13 @@ def save(name: str, folder: Path, **more: Any) -> nn.Module:
 
 
 def tokens_of(n: int, length: int, seed: int = 0) -> torch.Tensor:
-    """(n, length) without the first ids, which have a meaning."""
+    """Random ids (n, length) without the first ones, which are special."""
     return torch.randint(5, VOCABULARY, (n, length), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.inference_mode()
 def result(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits, or of an encoder the states of the tokens: (n, T, ...)."""
+    """Logits, or for an encoder the hidden states of the tokens: (n, T, ...)."""
     if type(model).__name__.endswith("ForMaskedLM"):
         model = model.base_model
     out = model(tokens) if "distil" in model.config.model_type else model(tokens, use_cache=False)

@@ -1,10 +1,10 @@
 """Random models of the published families, saved as published, with the forward pass of `transformers`.
 
 The forward pass is that of the model's class in transformers with its linear layers replaced by
-transformers' own BitLinear and AutoBitLinear, as loading a published folder does. Where it has no
+transformers' own BitLinear and AutoBitLinear, as loading a published folder does. If there is no
 class, the nearest does the same arithmetic: 1bitLLM is its BitNet with SiLU, the norm of the
 embedding models is the `rms_norm` of AutoBitLinear, and models whose weights are ternary floats
-get the activations in int8 that the engine gives them.
+get int8 activations, as in the engine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DIVIDE = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}
 
 @dataclass
 class Published:
-    """A published folder before it is saved, the model it stands for, and what its linear layers are."""
+    """A published folder before it is saved, its model, and the values of its linear layers."""
 
     config: dict[str, Any]  # of config.json
     tensors: dict[str, torch.Tensor]
@@ -74,10 +74,10 @@ class Published:
         return folder
 
     def forward(self, tokens: np.ndarray, dtype: torch.dtype = torch.float32, noise: int = 0) -> np.ndarray:
-        """Logits or, of a backbone, final states: (n, T, ...) as fp64.
+        """Logits or, for a backbone, final states: (n, T, ...) as fp64.
 
-        noise: a seed; the gains of the norms differ by two units in the last place of fp32, as sums of a
-        hundred products do that two correct programs form in different orders.
+        noise: a seed; the gains of the norms change by two units in the last place of fp32, like sums of a
+        hundred products that two correct programs compute in different orders.
         """
         model = copy.deepcopy(self.model).to(dtype)
         if noise:
@@ -94,7 +94,7 @@ class Published:
 
 
 def randomize(model: nn.Module, dtype: torch.dtype, seed: int, norms: float = 1.0) -> None:
-    """Values that `dtype` holds, large enough that every part of the model matters. norms: their mean."""
+    """Set values that `dtype` represents, large enough that every part of the model matters. norms: their mean."""
     random = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         spread = {"embed_tokens": 1.0, "lm_head": 0.3, "norm": 0.2, "layernorm": 0.2, "_ln": 0.2, "bias": 0.3}
@@ -105,13 +105,13 @@ def randomize(model: nn.Module, dtype: torch.dtype, seed: int, norms: float = 1.
 
 
 def absmean(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and 1/s of a master as transformers' WeightQuant forms them."""
+    """Codes and 1/s of a master weight, as in transformers' WeightQuant."""
     s = 1.0 / w.abs().mean().clamp(min=1e-5)
     return (w * s).round().clamp(-1, 1), (1.0 / s).reshape(1)
 
 
 def replace_linears(model: nn.Module, make: Any, head: bool = False) -> dict[str, nn.Linear]:
-    """Every linear layer of the layers (and the head) becomes make(name, linear); returns the old ones."""
+    """Replace every linear layer (and the head) by make(name, linear); returns the old ones."""
     old = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and (head or name != "lm_head")}
     for name, linear in old.items():
         model.set_submodule(name, make(name, linear))
@@ -121,7 +121,7 @@ def replace_linears(model: nn.Module, make: Any, head: bool = False) -> dict[str
 def auto(
     linear: nn.Linear, weight: torch.Tensor, scale: torch.Tensor | None, eps: float | None = None
 ) -> AutoBitLinear:
-    """AutoBitLinear with that weight; online where there is no scale; with a norm where there is an eps."""
+    """AutoBitLinear with a weight; online without a scale; with a norm if there is an eps."""
     n, k = weight.shape
     new = AutoBitLinear(
         k, n, linear.bias is not None, online_quant=scale is None, use_rms_norm=eps is not None, rms_norm_eps=eps or 0.0
@@ -140,7 +140,7 @@ def describe(model: nn.Module, **more: Any) -> dict[str, Any]:
 
 
 def tensors_of(model: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Everything in the dtype of publication, but the packed weights and a tied head."""
+    """All tensors in the published dtype, except packed weights and a tied head."""
     state = {
         n: v for n, v in model.state_dict().items() if n != "lm_head.weight" or not model.config.tie_word_embeddings
     }
@@ -169,7 +169,7 @@ def bitnet_packed(dtype: torch.dtype = torch.bfloat16, **more: Any) -> Published
 
 
 def masters(model: nn.Module, dtype: torch.dtype, quantization: dict[str, Any] | None) -> Published:
-    """Float masters that the model quantizes each time."""
+    """A model with float masters, which it quantizes on each pass."""
     randomize(model, dtype, 2)
     ternary = {}
 
@@ -194,7 +194,7 @@ def falcon_masters() -> Published:
 
 
 def one_bit_llm() -> Published:
-    """1bitLLM/bitnet_b1_58-3B: head size 100, other names, a model_type that is wrong."""
+    """1bitLLM/bitnet_b1_58-3B: head size 100, different names, a wrong model_type."""
     shape = SHAPE | {"hidden_size": 300, "num_key_value_heads": 3, "hidden_act": "silu"}
     theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
     found = masters(
@@ -212,13 +212,13 @@ def one_bit_llm() -> Published:
 def llama_packed(eps: float | None = None, left: tuple[str, ...] = (), **more: Any) -> Published:
     """HF1BitLLM/Llama3-8B-1.58, Falcon3-1.58bit, Falcon-E: scales divide.
 
-    eps: with a norm inside of each linear. left: names of projections that stay float.
+    eps: with a norm inside each linear layer. left: names of projections that stay float.
     """
     return packed_to_divide(LlamaForCausalLM(LlamaConfig(**SHAPE, **more)).eval(), eps, left)
 
 
 def packed_to_divide(model: nn.Module, eps: float | None = None, left: tuple[str, ...] = ()) -> Published:
-    """With BitLinear."""
+    """The model packed for BitLinear."""
     dtype = torch.bfloat16
     randomize(model, dtype, 3)
     random, ternary = torch.Generator().manual_seed(4), {}
@@ -251,7 +251,7 @@ def mistral_packed() -> Published:
 
 
 def floats_that_are_ternary(model: nn.Module, scope: str, tables: bool, seed: int = 5) -> Published:
-    """TriLM (one scale a tensor, or per share of a row) and Ternary-Bonsai (one for 128 weights), as fp16."""
+    """TriLM (one scale per tensor, or per part of a row) and Ternary-Bonsai (one per 128 weights), as fp16."""
     randomize(model, torch.float16, seed)
     random = np.random.default_rng(seed)
     ternary: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -296,7 +296,7 @@ def bonsai(tied: bool = True) -> Published:
 
 
 def qwen2_packed() -> Published:
-    """Biases of q, k and v; the scale multiplies the bias too (AutoBitLinear)."""
+    """Biases of q, k and v; the scale also multiplies the bias (AutoBitLinear)."""
     dtype = torch.float32
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)).eval()
     randomize(model, dtype, 6)

@@ -1,4 +1,4 @@
-"""Hugging Face folders that are changed, and refused."""
+"""Modified Hugging Face folders that have to be refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitnet_export.foreign.source import SourceError
 
 
 def refused(folder, message, error=SourceError):
-    """Converting raises this, and leaves nothing behind."""
+    """Assert that converting raises this error, and leaves nothing behind."""
     before = sorted(folder.parent.iterdir())
     with pytest.raises(error, match=message), open_source(folder) as source:
         pack_source(source, folder.parent / "out.bitnet")

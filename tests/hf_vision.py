@@ -1,4 +1,4 @@
-"""Tiny random models of `transformers` that see images, saved by it; sizes are awkward."""
+"""Tiny random vision models of `transformers`, saved by it, with awkward sizes."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ _MAKE: dict[str, Callable[[], nn.Module]] = {
     "siglip, bytes": lambda: SiglipModel(SiglipConfig(vision_config=_VISION, text_config=_SIGLIP_TEXT | _BYTES)),
     "paligemma 2, bytes": lambda: _paligemma(257, model_type="gemma2", **_BYTES),
 }  # fmt: skip
-"""The window of PaliGemma 2 holds every prefix of the tests: within one transformers knows no window, we do."""
+"""The window of PaliGemma 2 is longer than every prefix of the tests: in a prefix, transformers ignores the window."""
 
 MAKE = [name for name in _MAKE if "bytes" not in name]
 
 
 def make(name: str, seed: int = 1) -> nn.Module:
-    """fp32, of values that f16 holds, large enough that every part of the model matters."""
+    """A model in fp32 with values that f16 represents, large enough that every part of the model matters."""
     model, random = _MAKE[name]().eval(), torch.Generator().manual_seed(seed)
     for module in model.modules():
         for kind, p in module.named_parameters(recurse=False):
@@ -117,7 +117,7 @@ def save(name: str, folder: Path, **more: Any) -> nn.Module:
 
 
 def bytes_beside(folder: Path) -> None:
-    """A tokenizer of bytes."""
+    """Write a byte tokenizer."""
     words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
     words.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{tokenizer.END}", "pad_token": "{tokenizer.END}"}}')
@@ -132,20 +132,20 @@ def reads(name: str) -> bool:
 
 
 def pixels_of(n: int, name: str, seed: int = 0) -> torch.Tensor:
-    """(n, C, S, S), from 0 to 1."""
+    """Random pixels (n, C, S, S), from 0 to 1."""
     shape = (n, 1 if name == "vit" else 3, SIZE, SIZE)
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def tokens_of(n: int, length: int, seed: int = 0) -> torch.Tensor:
-    """(n, length) without ids that mean something, but for the last, which is the end."""
+    """Random ids (n, length) without special ones, except the last, which is the end token."""
     tokens = torch.randint(5, 90, (n, length), generator=torch.Generator().manual_seed(seed))
     tokens[:, -1] = END
     return tokens
 
 
 def prompts(n: int, images: int, asked: int, answered: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids (n, T): places of images, a question, an answer; and token_type_ids, 1 in the answer."""
+    """Token ids (n, T): image tokens, a question, an answer; and token_type_ids, 1 in the answer."""
     places = torch.full((n, images * 9), IMAGE)
     tokens = torch.cat([places, tokens_of(n, asked + answered)], 1)
     types = torch.zeros_like(tokens)
@@ -155,7 +155,7 @@ def prompts(n: int, images: int, asked: int, answered: int) -> tuple[torch.Tenso
 
 @torch.inference_mode()
 def result(model: nn.Module, name: str, normalized: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What `transformers` makes of pixels and token ids, in the precision of the model; vectors of length 1."""
+    """Outputs of `transformers` for pixels and token ids, in the precision of the model; vectors of length 1."""
     found: dict[str, torch.Tensor] = {}
     if name.startswith("paligemma"):
         types = prompts(len(tokens), 2, 3, tokens.shape[1] - 21)[1]
@@ -182,7 +182,7 @@ def result(model: nn.Module, name: str, normalized: torch.Tensor, tokens: torch.
 
 @torch.inference_mode()
 def states(model: nn.Module, name: str, normalized: torch.Tensor) -> torch.Tensor:
-    """Of images, of all their patches behind the last norm: what a decoder is shown before a projector changes it."""
+    """States of all patches of images after the last norm, before any projector."""
     if name.startswith("paligemma"):
         model = model.model.vision_tower
     backbone = getattr(model, "vision_model", model) if "vit" not in name else getattr(model, "vit", model)

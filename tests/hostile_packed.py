@@ -1,7 +1,7 @@
 """Packed files that every reader of the format has to refuse, and some that it must not.
 
-`hostile_files()` are files whose checksums are right and whose content breaks a rule of export/FORMAT.md
-in one place, each with the status that the C parser answers.
+`hostile_files()` are files with correct checksums whose content breaks a rule of export/FORMAT.md in one
+place, each with the status that the C parser returns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Hostile(NamedTuple):
 
 
 def foreign_files() -> dict[str, bytes]:
-    """The first bytes of what people mistake for a model."""
+    """The first bytes of files that people mistake for a model."""
     return {
         "gguf": b"GGUF\x03\0\0\0" + bytes(64),
         "gguf, other endian": b"GGUF\0\0\0\x03" + bytes(64),
@@ -72,7 +72,7 @@ def hostile_files() -> list[Hostile]:
 
 
 def unfit_stacks() -> Iterator[tuple[str, bytes]]:
-    """Files of two stacks, each good, that do not make a model (export/FORMAT.md §2)."""
+    """Files of two stacks, each valid, that do not form a model (export/FORMAT.md §2)."""
     decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
     for name, stacks in {
         "images first": (eye, decoder), "towers, images first": (tower, text),
@@ -89,7 +89,7 @@ def unfit_stacks() -> Iterator[tuple[str, bytes]]:
 
 
 def fit_stacks() -> Iterator[tuple[str, bytes]]:
-    """And of stacks that do."""
+    """Files of stacks that form a model."""
     decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
     for name, stacks in {
         "decoder": (decoder, eye), "causal decoder": (decoder.replace(mask="causal"), eye), "towers": (text, tower),
@@ -99,7 +99,7 @@ def fit_stacks() -> Iterator[tuple[str, bytes]]:
 
 
 def _packed_stacks(stacks: tuple[ModelConfig, ...]) -> bytes:
-    """Each with the tensors of a random model of its own."""
+    """A file of these stacks, each with the tensors of a separate random model."""
     files = [PackedFile(packed_bytes(stack)) for stack in stacks]
 
     def source(spec: Spec) -> Encoded:
@@ -157,7 +157,7 @@ def _groups(good: bytes) -> Cases:
 
 
 def _images(good: bytes) -> Cases:
-    """What is in the second stack's record, its tensors and their numbers."""
+    """Changes of the second stack's record, its tensors and their numbers."""
     yield "the file itself", good, "BN_OK"
     big, nan, inf = (1 << 31, 0xFFFFFFFF), float("nan"), float("inf")
     wrong: dict[str, tuple[float, ...]] = {
@@ -392,7 +392,7 @@ def _trits(good: bytes) -> Cases:
 
 
 def _big_numbers(good: bytes) -> Cases:
-    """Numbers that are allowed one by one, in a file that has no such tensors: refused at once."""
+    """Numbers that are each allowed, in a file without the corresponding tensors: refused immediately."""
     good = with_section(good, records.METADATA, b"")
     start = section_start(good, records.STACKS)
     for field, value in (("dim", 65_536), ("ffn_dim", 262_144), ("vocab_size", 1 << 21), ("n_layers", 1024)):

@@ -1,4 +1,4 @@
-"""`bitnet train` in two processes of one CPU, joined by gloo: forked with the variables that torchrun sets."""
+"""`bitnet train` in two processes on one CPU, joined by gloo: forked with the variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args
 
 
 def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
-    """Two processes that do `work`; what they write to stderr is in `folder`/errors."""
+    """Start two processes that do `work`; their stderr goes to `folder`/.errors."""
     folder.mkdir(exist_ok=True)
     port = free_port()
     pair = [processes.Process(target=in_group, args=(i, port, folder / ".errors", work, *args)) for i in range(2)]
@@ -76,7 +76,7 @@ def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
 
 
 def finish(pair: list[Process]) -> list[int | None]:
-    """Their exit codes. None of them waits for ever."""
+    """Their exit codes, with a time limit."""
     deadline = time.monotonic() + 120
     try:
         for each in pair:

@@ -1,6 +1,6 @@
-"""A text model's packed file in numpy and fp64, straight from FORMAT.md: what exported graphs are held against.
+"""A text model's packed file in numpy and fp64, straight from FORMAT.md: the reference for exported graphs.
 
-Quantization is fp32, as bitnet.quant says; integer sums are exact. One text at a time, no cache.
+Quantization is fp32, as in bitnet.quant; integer sums are exact. One text at a time, no cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reference:
         self.file, self.config = file, file.configs[0]
 
     def logits(self, text: NDArray[Any], prefix: int = 0) -> Array:
-        """(T, V) of T token ids, or of T vectors (T, D). prefix: how many of them all others see."""
+        """Logits (T, V) for T token ids, or T vectors (T, D). prefix: how many of them all others see."""
         c, h = self.config, self.hidden(text, prefix)
         y = self.product(h, "embedding" if c.tie_embeddings else "head")
         if c.head_bias:
@@ -32,13 +32,13 @@ class Reference:
         return c.logit_softcap * np.tanh(y / c.logit_softcap) if c.logit_softcap else y
 
     def vector(self, text: NDArray[Any]) -> Array:
-        """(D,), of length 1."""
+        """The vector of a text, (D,), of length 1."""
         h = self.hidden(text)
         x: Array = {"last": h[-1], "first": h[0], "mean": h.mean(0)}[self.config.pooling]
         return x / np.linalg.norm(x)
 
     def hidden(self, text: NDArray[Any], prefix: int = 0) -> Array:
-        """(T, D), after the final norm."""
+        """Hidden states (T, D) after the final norm."""
         c = self.config
         x = text.astype(np.float64) if text.ndim == 2 else c.embedding_scale * self.values("embedding")[text]
         if c.position in ("learned", "sinusoidal"):
@@ -76,7 +76,7 @@ class Reference:
         return self.project(self.norm(y, "attn_sub_norm", i), "o", i)
 
     def mixture(self, x: Array, i: int) -> Array:
-        """Token by token: the likeliest experts, of equal ones the first."""
+        """Token by token: the most probable experts, ties to the first."""
         c, y = self.config, np.zeros_like(x)
         scores = self.product(x, "router", i)
         shares = np.exp(scores - scores.max(-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Small packed files, and what changes bytes of them."""
+"""Small packed files, and functions that change their bytes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SEES = ModelConfig(
     ffn="plain", norm="layer", out_dim=24, projector_bias=True,
 )  # fmt: skip
 SEEING = SMALL.replace(n_layers=1, mask="prefix", image_token=5, vision=_SEES)
-"""A decoder that is shown images: 5 vectors each."""
+"""A decoder with vision: 5 vectors per image."""
 
 TOWERS = SMALL.replace(
     name="text", n_layers=1, has_head=False, tie_embeddings=False, pooling="mean",
     vision=_SEES.replace(pooling="attention"),
 )  # fmt: skip
-"""Texts and images; these are pooled by attention."""
+"""Two towers; that of images has attention pooling."""
 
 
 @functools.cache
@@ -50,14 +50,14 @@ def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.
 
 
 def as_stored(file: PackedFile, record: records.Record) -> Encoded:
-    """A tensor for `write_packed`, as it lies in another file."""
+    """A tensor for `write_packed`, as stored in another file."""
     scales = file.scales(record) if record.scale_size else None
     return Encoded(record.encoding, record.scope, file.stored(record), scales)
 
 
 @functools.cache
 def sketched_bytes() -> bytes:
-    """The small model with a sketch, which writers add to larger tables alone."""
+    """The small model with a sketch, which writers add only to larger tables."""
     file = PackedFile(packed_bytes())
 
     def source(spec: Spec) -> Encoded:
@@ -74,7 +74,7 @@ def sketched_bytes() -> bytes:
 
 
 def fix_checksums(file: bytes) -> bytes:
-    """Make every checksum right again, as someone who forges a file would."""
+    """Recompute every checksum, as someone who forges a file would."""
     out = bytearray(file)
     count = struct.unpack_from("<I", out, 24)[0]
     table = range(64, min(64 + 32 * count, len(out) - 31), 32)
@@ -86,7 +86,7 @@ def fix_checksums(file: bytes) -> bytes:
 
 
 def patch(file: bytes, offset: int, fmt: str, *values: float | bytes) -> bytes:
-    """Overwrite fields at an offset and make the checksums right."""
+    """Overwrite fields at an offset and recompute the checksums."""
     out = bytearray(file)
     struct.pack_into("<" + fmt, out, offset, *values)
     return fix_checksums(bytes(out))
@@ -109,7 +109,7 @@ def tensor_entry(file: bytes, name: str) -> int:
 
 
 def with_section(file: bytes, kind: int, content: bytes, flags: int = 0) -> bytes:
-    """The file with one section added, replaced, or removed (no content), everything laid out again."""
+    """The file with one section added, replaced, or removed (no content), and a new layout."""
     sections = [(s.kind, 0, file[s.offset : s.offset + s.size]) for s in PackedFile(file).sections if s.kind != kind]
     if content:
         sections = sorted([*sections, (kind, flags, content)])
@@ -133,12 +133,12 @@ def with_generation(path: Path, out: Path, **changes: Any) -> Path:
     return out
 
 
-LOW_RANK_SCALE = 2**-6  # of both parts of an adapter, so that its numbers are exact
+LOW_RANK_SCALE = 2**-6  # scale of both parts of an adapter, so that its numbers are exact
 
 
 def values_of(spec: Spec) -> np.ndarray[Any, np.dtype[np.float32]]:
     random = np.random.default_rng(list(spec.key))
-    if spec.form == "low_rank":  # whole numbers times a scale for all
+    if spec.form == "low_rank":  # integers times one scale
         return (random.integers(-127, 128, (spec.rows, spec.cols)) * LOW_RANK_SCALE).astype(np.float32)
     return random.normal(size=(spec.rows, spec.cols)).astype(np.float32)
 

@@ -14,7 +14,7 @@ from bitnet_export.packed.records import Key
 
 
 def source_of(path: Path) -> Source:
-    """Ternary tensors as they are, tables as the floats they stand for."""
+    """Ternary tensors unchanged, tables as floats."""
     file = PackedFile.open(path)
 
     def load(key: Key) -> Tensor:
@@ -39,7 +39,7 @@ def source_of(path: Path) -> Source:
 
 
 def flipped(source: Source, role: str) -> Source:
-    """The same with one ternary code of layer 0 changed, or one float of a table."""
+    """The source with one ternary code of layer 0 changed, or one float of a table."""
 
     def load(key: Key) -> Tensor:
         tensor = source.load(key)
@@ -57,7 +57,7 @@ def flipped(source: Source, role: str) -> Source:
 
 
 def assert_same_tensors(back: PackedFile, ours: PackedFile) -> None:
-    """Of a file that went to a Hugging Face folder and came back."""
+    """Compare a file with the result of its round trip through a Hugging Face folder."""
     assert list(back.tensors) == list(ours.tensors)
     for key, record in ours.tensors.items():
         again = back.tensors[key]

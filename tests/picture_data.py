@@ -1,4 +1,4 @@
-"""Pictures of two colours, in files, with what is said of them; and models that learn that in a second."""
+"""Pictures of two colours in files, with captions and questions; and models that learn them in a second."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECODER = [*TINY, "--set", "mask=prefix", "--set", "max_context=24"]
 
 
 def halves(folder: Path, n: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
-    """n pictures, of which no two are equal: the name of a file, and its colours, left and right."""
+    """n distinct pictures: file name, left colour, right colour."""
     draw = random.Random(seed)
     noise = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def captions(folder: Path, n: int = 120) -> Path:
 
 
 def questions(folder: Path, n: int = 80) -> Path:
-    """One of each picture, some of two pictures, and one that needs none."""
+    """One question about each picture, some about two, and one without a picture."""
     records: list[dict[str, Any]] = [{"prefix": "say yes", "suffix": "yes"}]
     before = ""
     for i, (name, left, right) in enumerate(halves(folder, n)):

@@ -1,4 +1,4 @@
-"""`make ray`: the examples for Ray, on a cluster of this machine with two workers, in an environment of its own."""
+"""`make ray`: the examples for Ray, on a local cluster with two workers, in a separate environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ |= {  # before Ray is imported
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    "RAY_raylet_start_wait_time_s": "120", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # a machine that is busy
+    "RAY_raylet_start_wait_time_s": "120", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # for busy machines
 }  # fmt: skip
 
 import ray
@@ -47,7 +47,7 @@ def letters() -> Tokenizer:
 
 
 def check_batch(address: str, path: Path, expected: list[str]) -> None:
-    """Each line gets what the model says alone."""
+    """Each line gets the same text as from the model alone."""
     source, out = path.with_name("in.jsonl"), path.with_name("out")
     source.write_text("".join(json.dumps({"prompt": prompt, "id": i}) + "\n" for i, prompt in enumerate(PROMPTS)))
     command = [sys.executable, EXAMPLES / "ray_batch.py", path, source, out, "--max-tokens", "12"]
@@ -57,7 +57,7 @@ def check_batch(address: str, path: Path, expected: list[str]) -> None:
 
 
 def check_serve(address: str, path: Path, expected: list[str]) -> None:
-    """Both replicas answer, whole and as streams, and one that is killed is missed by nobody for long."""
+    """Both replicas answer, whole and as streams, and one that is killed is soon replaced."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -109,7 +109,7 @@ def streamed(port: int, prompt: str) -> str:
 
 
 def tokens(port: int) -> float:
-    """That the replica has made which answers."""
+    """Tokens generated so far by the replica that answers."""
     page = ask(port, "GET", "/metrics")[1].decode()
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("bitnet_tokens_predicted"))
 

@@ -38,7 +38,7 @@ SMALL = ModelConfig(
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each pass of a text gives, from now on: that of an `Entry` which is made now is one pass."""
+    """From now on, records how many tokens each pass of an `Entry` gives."""
     found: list[int] = []
 
     def counted(entries: Sequence[Entry]) -> None:
@@ -51,7 +51,7 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def append_together(sessions: Sequence[Session], tokens: Sequence[int]) -> None:
-    """A token into each, in one pass; then each has logits."""
+    """Append a token to each session, in one pass; then each has logits."""
     entries = [Entry(session, [token], most=1) for session, token in zip(sessions, tokens, strict=True)]
     step_batch(entries)
     for entry in entries:
@@ -60,7 +60,7 @@ def append_together(sessions: Sequence[Session], tokens: Sequence[int]) -> None:
 
 
 def byte_tokenizer(pieces: Sequence[bytes] = ()) -> Tokenizer:
-    """Byte-level: ids 0-255 are the bytes, then `pieces` (which only a model makes), then SPECIAL."""
+    """Byte-level: ids 0-255 are the bytes, then `pieces` (which only models generate), then SPECIAL."""
     alphabet = byte_level_alphabet()
     words = list(alphabet) + ["".join(alphabet[byte] for byte in piece) for piece in pieces]
     tokenizer = Tokenizer(models.BPE(vocab={word: token for token, word in enumerate(words)}, merges=[]))
@@ -79,7 +79,7 @@ def small_model(folder: Path, seed: int = 0, config: ModelConfig = SMALL) -> Pat
 
 
 def slow_model(folder: Path) -> Path:
-    """A context that takes seconds to fill."""
+    """A model whose context takes seconds to fill."""
     path = folder / "slow.bitnet"
     random_model(PRESETS["tiny"].replace(max_context=1 << 16), path, tokenizer=byte_tokenizer().to_str().encode())
     return path

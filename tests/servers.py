@@ -1,4 +1,4 @@
-"""A server in a thread of the test, and plain HTTP to it."""
+"""A server in a thread of the test, and plain HTTP requests to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitnet_serve.server import Serving
 
 @contextlib.contextmanager
 def served(*paths: Path, threads: int = 1, adapters: Sequence[Path] = (), **options: Any) -> Iterator[Serving]:
-    """These models, by their file names without ending, until the block ends."""
+    """Serve these models, by their file names without suffix, until the block ends."""
 
     def loader(path: Path) -> Loader:
         named = {each.stem: each for each in adapters}
@@ -52,7 +52,7 @@ def wait(done: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def idle(serving: Serving) -> bool:
-    """Nothing runs, nobody has a place."""
+    """Whether nothing is running or queued."""
     schedulers = [each.scheduler for each in serving.models.values()]
     return all(each.load == (0, 0) and each.requests == 0 for each in schedulers)
 
@@ -85,14 +85,14 @@ def post(serving: Serving, path: str, body: Any, **headers: str) -> tuple[int, A
 
 
 def connect(serving: Serving, data: bytes = b"") -> socket.socket:
-    """A raw connection, over which this was sent."""
+    """A raw connection, over which `data` was sent."""
     connection = socket.create_connection(("127.0.0.1", port(serving)), 20)
     connection.sendall(data)
     return connection
 
 
 def until(connection: socket.socket, text: bytes) -> bytes:
-    """What comes, up to and with this."""
+    """The received bytes, up to and including `text`."""
     seen = b""
     while text not in seen:
         data = connection.recv(10_000)
@@ -109,7 +109,7 @@ def as_http(path: str, body: Any) -> bytes:
 
 
 def events(serving: Serving, path: str, body: Any) -> list[Any]:
-    """The data of a stream, whose every byte is accounted for."""
+    """The data of a stream, with every byte checked."""
     status, headers, text = request(serving, "POST", path, body)
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     assert headers["cache-control"] == "no-cache"

@@ -40,7 +40,7 @@ def prompts(errors: str) -> list[int]:
 
 
 def size(*messages: str, system: str = "") -> int:
-    """Tokens of the prompt that these messages of a user, each answered but the last, make."""
+    """Tokens of a prompt with these user messages, of which all but the last are answered."""
     told = len(system.encode()) + 2 if system else 0
     return told + sum(len(m.encode()) + AROUND for m in messages) + (len(messages) - 1) * (len(ANSWER) + 1)
 

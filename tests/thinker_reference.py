@@ -1,7 +1,7 @@
-"""A Thinker as its project computes it, written anew: what a checkpoint of one has to become.
+"""An independent implementation of the Thinker, as the reference for converted checkpoints.
 
-Formulas: pre-norm with RMSNorm of 1e-5; one matrix for q, k and v, or three with half as many heads for keys; RoPE
-of halves, or of neighbours as it is often taught; SwiGLU, or GELU with biases; of eight experts the best two.
+Formulas: pre-norm with RMSNorm, eps 1e-5; one matrix for q, k and v, or three with half as many KV heads; RoPE of
+halves, or of neighbours, as is often taught; SwiGLU, or GELU with biases; the best two of eight experts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Norm(nn.Module):
 
 
 def rope(x: Tensor, theta: float, interleaved: bool) -> Tensor:
-    """(B, heads, T, size). As complex numbers, which has nothing in common with how the product turns."""
+    """x: (B, heads, T, size). Rotates complex numbers, independent of the method under test."""
     tokens, size = x.shape[-2:]
     angle = torch.outer(torch.arange(tokens), theta ** (-torch.arange(0, size, 2) / size))
     if interleaved:

@@ -1,4 +1,4 @@
-"""Texts that tell tokenizers apart, and what ours and theirs are asked with them."""
+"""Texts on which tokenizers differ, and comparisons of ours with the original ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LLAMA2 = {
 
 
 def all_of_unicode(step: int = 1) -> Iterator[str]:
-    """Every code point that is no surrogate, in pieces and between letters.
+    """Every code point that is not a surrogate, in pieces and between letters.
 
-    step: for the planes with nothing but ideographs, and those with nothing; they differ in no property.
+    step: for planes with only ideographs, and empty ones, whose code points all have the same properties.
     """
     points = [*range(0xD800), *range(0xE000, 0x20000), *range(0x20000, 0xE0000, step), *range(0xE0000, 0xE0200)]
     points += range(0xE0200, 0x110000, step)
@@ -52,12 +52,12 @@ def runtime(definition: bytes | None, generation: dict[str, Any]) -> Tokenizer:
 
 
 def same(ours: Tokenizer, theirs: Any, samples: list[str]) -> None:
-    """Encode with and without special tokens seen, decode with and without them shown, and one at a time."""
+    """Compare encoding with and without special tokens, and decoding with and without them, whole and streamed."""
     for text in samples:
         for special in (False, True) if len(text) < 1000 else (False,):
             expected = theirs.encode(text, split_special_tokens=not special)
             if special and theirs.bos_token and expected[:2] == [theirs.bos_token_id] * 2:
-                del expected[0]  # the start token is written out, and ours does not repeat it
+                del expected[0]  # the text starts with the start token, and ours does not repeat it
             assert ours.encode(text, parse_special=special) == expected, (special, text[:80])
             shown = [theirs.decode(expected, skip_special_tokens=skip) for skip in (True, False)]
             assert [ours.decode(expected, skip_special=skip) for skip in (True, False)] == shown

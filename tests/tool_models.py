@@ -1,4 +1,4 @@
-"""Tools for tests, ways to write calls of them, and models that write them."""
+"""Tools for tests, formats of calls, and models that write calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOLS = [WEATHER, CLOCK]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Köln", "days": 3}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
-# Templates in the manner of published models.
+# Templates in the style of published models.
 QWEN = r"""{%- if tools %}<|im_start|>system
 {%- for tool in tools %}{{ '\n' ~ (tool | tojson) }}{%- endfor %}
 {{ 'write: <tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>' }}<|im_end|>
@@ -63,7 +63,7 @@ LLAMA = r"""{%- for m in messages %}{{- '<|start_header_id|>' + m.role + '<|end_
 
 
 def pieces(text: str) -> list[bytes]:
-    """A text as different tokens of some bytes each; characters are parted among them."""
+    """A text as distinct tokens of a few bytes each; characters may be split between them."""
     data, found = text.encode(), list[bytes]()
     while data:
         size = next(n for n in range(min(3, len(data)), len(data) + 1) if data[:n] not in found)
@@ -73,7 +73,7 @@ def pieces(text: str) -> list[bytes]:
 
 
 def unheld_model(path: Path, template: str = TEMPLATE) -> Path:
-    """A random model that writes anything, where no grammar holds it."""
+    """A random model that writes anything unless a grammar constrains it."""
     words = byte_tokenizer()
     config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=2048)
     ends = {"eos_token_ids": [words.token_to_id("<|end|>")]}
@@ -81,5 +81,5 @@ def unheld_model(path: Path, template: str = TEMPLATE) -> Path:
 
 
 def calling_model(path: Path, answer: str, template: str = TEMPLATE, **more: Any) -> Path:
-    """A model that answers this."""
+    """A model that gives this answer."""
     return scripted_model(path, pieces(answer), template=template, max_context=2048, **more)

@@ -1,4 +1,4 @@
-"""`bitnet train` in tests: a model that takes a second, what is read of a run, and runs that are killed."""
+"""`bitnet train` in tests: a model that takes a second, readers of a run, and killed runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TINY += ["--steps", "20"]  # the last, to be left out where --minutes is given
 
 
 def bitnet(*argv: object) -> int:
-    """The exit code of a command."""
+    """Run a command; returns its exit code."""
     return bitnet_cli.main([str(word) for word in argv])
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
-    """The log without its clock."""
+    """The log without times."""
     return [{k: v for k, v in record.items() if k != "seconds"} for record in runlog.read(folder / "log.jsonl")]
 
 
@@ -34,7 +34,7 @@ def bits(checkpoint: Path) -> dict[str, bytes]:
 
 
 def killed_before(step: int, *argv: object) -> None:
-    """A command that ends, as abruptly as by a kill, before it makes this step, counted from 0."""
+    """Run a command that ends, as abruptly as by a kill, before this step, counted from 0."""
     update = loop.update
 
     def kill(run: loop.Run) -> Any:
@@ -48,13 +48,13 @@ def killed_before(step: int, *argv: object) -> None:
 
 
 def edited(checkpoint: Path) -> Path:
-    """A checkpoint that was changed on purpose: it no longer has a manifest."""
+    """A checkpoint without its manifest, as after a deliberate change."""
     (checkpoint / manifest.NAME).unlink(missing_ok=True)
     return checkpoint
 
 
 def saved(run: Path, model: Transformer) -> Path:
-    """A checkpoint of a model, of step 0; with a tokenizer of bytes if it takes tokens."""
+    """A checkpoint of a model at step 0, with a byte tokenizer if it takes tokens."""
     config, words = model.config, tokenizer.build("byte", [], 257)
     optimizer = torch.optim.AdamW(model.parameters())
     folder = saving.save(run, model, words.to_str(), optimizer, {"step": 0, "tokens": 0})

@@ -1,4 +1,4 @@
-"""Tiny models that look at images, with odd sizes: a stack alone, two towers, and a decoder that is shown images."""
+"""Tiny vision models with odd sizes: a single stack, two towers, and a decoder with vision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VISION = ModelConfig(
     max_context=-1, image_size=14, patch_size=4, channels=3, pixel_mean=(0.5, 0.4, 0.3), pixel_std=(0.5, 0.25, 0.3),
     patch_bias=True, pooling="attention", **SIGLIP,
 )  # fmt: skip
-"""14 pixels, of which 12 are seen: 9 patches."""
+"""14 pixels, of which 12 are used: 9 patches."""
 
 TOWERS = ModelConfig(
     name="text", vocab_size=257, dim=44, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=22, ffn_dim=70, max_context=24,
@@ -46,7 +46,7 @@ FAMILIES = {"towers": TOWERS, "clip": CLIP, "paligemma": PALIGEMMA, "causal": CA
 
 
 def seeded(config: ModelConfig) -> Transformer:
-    """Random weights, and gains and biases that are not 1 and 0."""
+    """A model with random weights, and gains and biases that are not 1 and 0."""
     torch.manual_seed(7)
     model = Transformer(config)
     for name, parameter in model.named_parameters():
@@ -56,14 +56,14 @@ def seeded(config: ModelConfig) -> Transformer:
 
 
 def pixels(n: int, config: ModelConfig, seed: int = 3) -> torch.Tensor:
-    """Normalized: (n, C, S, S)."""
+    """Random normalized pixels (n, C, S, S)."""
     stack = config.vision or config
     shape = (n, stack.channels, stack.image_size, stack.image_size)
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompt(config: ModelConfig, n_images: int, n_tokens: int, rows: int = 1, seed: int = 5) -> torch.Tensor:
-    """Token ids (rows, T): the places of images, then as many other tokens."""
+    """Token ids (rows, T): image tokens, then n_tokens others."""
     assert config.vision
     places = torch.full((rows, n_images * config.vision.max_context), config.image_token)
     others = torch.randint(1, 200, (rows, n_tokens), generator=torch.Generator().manual_seed(seed))
@@ -71,7 +71,7 @@ def prompt(config: ModelConfig, n_images: int, n_tokens: int, rows: int = 1, see
 
 
 def loss_of(model: Transformer, config: ModelConfig, images: torch.Tensor | None = None) -> torch.Tensor:
-    """Of four images with a text each: which belong together, or what is said of them."""
+    """The loss on four images with a text each: contrastive, or that of the texts."""
     images = pixels(4, config) if images is None else images
     if not config.image_token:
         vectors = model(captions(), images=images)
