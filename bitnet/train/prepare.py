@@ -173,7 +173,7 @@ def _beginning(settings: Settings, model: Transformer, batches: objectives.Batch
         "parameters": parameters,
         "recent": [],  # losses of the last good steps
         "skipped": 0,  # bad steps since
-        "phased": True,  # whether λ applies to the vision stack, too; else it is quantized already
+        "phased": True,  # whether λ also applies to the vision stack, which is otherwise fully quantized
         "course": [],  # of a mixture: the steps at which its weights changed, and the new ones
         "best": dict(validation.BEST),
         "best_tasks": dict(validation.BEST_TASKS),

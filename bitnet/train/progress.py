@@ -15,7 +15,7 @@ from bitnet.train.horizon import Horizon
 from bitnet_runtime.terminal import escape
 
 PAUSES = 1.0, 60.0  # seconds between lines, first and at most: each pause is twice the one before
-RECENT = 20, 120.0  # speed is measured over at least so many steps, or so many seconds if those hold more
+RECENT = 20, 120.0  # speed is measured over at least 20 steps, or 120 s if those hold more
 
 
 class Progress:

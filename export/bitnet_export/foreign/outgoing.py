@@ -106,15 +106,15 @@ def rope_problems(file: PackedFile, config: ModelConfig) -> list[str]:
     for record in file.tensors.values():
         if record.key.name in tables:
             expected = tables[record.key.name].numpy()
-            # What is written is rope_theta and not the table, which may come from a program that rounds
-            # powers differently: a few units of 2^-24.
+            # rope_theta is written, not the table, which may come from a program that rounds powers
+            # differently, by a few units of 2^-24.
             if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
                 problems.append(f"{record.key.name} is not the table of rope_theta = {config.rope_theta}")
     return problems
 
 
 def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
-    """Of graphs and how each differs from a model the one that differs least, and the phrase that says so, if it does.
+    """The graph with the fewest differences from a model, and a phrase about them. candidates: with differences.
 
     program: whose graphs they are.
     """

@@ -1,8 +1,8 @@
 """Ternary matrices whose source has one scale per block, or holds undeclared ternary floats.
 
-Both become a `Ternary` with the widest scope that holds every value exactly: one scale a tensor,
-one a row, or one for each 128 weights of a row. Nothing is rounded and nothing is guessed: where
-no such scales exist, there is no Ternary.
+Both become a `Ternary` with the widest scope that represents every value exactly: one scale per tensor,
+per row, or per 128 weights of a row. Nothing is rounded or guessed: if no such scales exist, there is
+no Ternary.
 """
 
 from __future__ import annotations

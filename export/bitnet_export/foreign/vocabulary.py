@@ -80,7 +80,7 @@ def sentencepiece_bpe(words: Vocabulary, scores: Sequence[float], *, prefix: boo
     }
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     always = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
-    # Before the first part alone; " ", as a text may begin with a "▁" of its own, which has one put before it, too.
+    # Only before the first part; " ", as a text may itself start with "▁", before which one is added, too.
     once = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
     mark = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []

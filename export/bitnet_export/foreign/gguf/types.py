@@ -148,7 +148,7 @@ def _iq2_bn(rows: Bytes) -> Codes:
 
 
 def _iq2_bn_r4(fours: Bytes) -> Codes:
-    """Of four rows: four fp32 scales; then 64 weights of each in 64 bytes, 4 by 4 weights at a time."""
+    """Four rows: four fp32 scales; then 64 weights of each in 64 bytes, 4 by 4 weights at a time."""
     bytes_ = fours[:, 16:].reshape(len(fours), -1, 4, 4, 4)  # 64 weights, 16 of them, row, 4 of a field
     fields = bytes_[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
     codes = fields.transpose(0, 3, 1, 2, 4, 5).reshape(4 * len(fours), -1)
