@@ -82,7 +82,7 @@ typedef enum bn_status {
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, or embed after
-                              * it; or a text that must come whole came with more or fewer tokens */
+                              * it; or more or less of a text that must come whole */
     BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called without a bn_session_rewind() since;
                               * or bn_stop_now() */
     BN_ERR_NUMERIC = 20,     /* an input or computed value is not finite, or every token is ruled
@@ -162,7 +162,7 @@ typedef struct bn_load_options {
                            * for this CPU */
     const char *const *adapters; /* [n_adapters] paths of adapter files for this model; a session
                                   * can use one (bn_session_options.adapter). `detail` of a failure
-                                  * begins with "adapter N: ", N counting from 1 */
+                                  * in one begins with "adapter N: ", N counting from 1 */
     int32_t n_adapters;          /* at most BN_MOST_ADAPTERS */
     int32_t image_kv_type;       /* bn_kv_type for the keys and values of images. They are discarded
                                   * after each image, so saving memory gains nothing: f16 is
@@ -382,9 +382,9 @@ BN_API bn_status bn_image_embed(const bn_model *model, const float *pixels, int3
 BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
                                  bn_session_memory *memory);
 
-/* Fails with BN_ERR_ARGUMENT, with BN_ERR_INPUT for a vision-only model, and with BN_ERR_MEMORY, at
- * once, if the session with a full context (see bn_session_plan), or with all of cache_bytes in its
- * cache, cannot fit. */
+/* Fails with BN_ERR_ARGUMENT, with BN_ERR_INPUT for a vision-only model, and with BN_ERR_MEMORY: at
+ * once if the session cannot fit with a full context (see bn_session_plan), or, if cache_bytes is
+ * less than such a cache, with a cache of cache_bytes. */
 BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
@@ -407,9 +407,9 @@ BN_API int32_t bn_session_rewind_least(const bn_session *session);
 /* For measurements at a depth that takes long to compute: hold n tokens, the first BN_REPEATED of
  * those held, repeated. Their keys and values are copied unchanged, so a pass reads as much memory
  * as after any text of n tokens; the model's output then means nothing. Fails with BN_ERR_STATE if
- * fewer are held or bn_session_rewind cannot go back to them, with BN_ERR_ARGUMENT if n is smaller,
- * and like an append; without memory for more, the session is left with these BN_REPEATED
- * tokens. */
+ * fewer are held or bn_session_rewind cannot go back to them, with BN_ERR_ARGUMENT if n is less
+ * than BN_REPEATED, and like an append; without memory for more, the session is left with these
+ * BN_REPEATED tokens. */
 enum { BN_REPEATED = 64 };
 BN_API bn_status bn_session_repeat(bn_session *session, int32_t n);
 
@@ -448,9 +448,10 @@ BN_API bn_status bn_session_save(const bn_session *session, const void *note, ui
 
 /* A new session from what bn_session_save wrote, with the same context, cache type and batch. The
  * bytes need not be trusted: every one is checked before it is used, and none is needed afterwards.
- * note: where the note lies in them; note and note_size may be NULL. Fails with BN_ERR_MODEL if
- * another model saved it, with BN_ERR_CACHE and BN_ERR_TOKEN as bn_session_append, like
- * bn_session_new, and like bn_model_open for invalid bytes, explained in `detail`. */
+ * note: where the note lies in them; note and note_size may both be NULL. Fails with BN_ERR_MODEL
+ * if another model saved it, with BN_ERR_CACHE and BN_ERR_TOKEN as bn_session_append, like
+ * bn_session_new, and like bn_model_open for invalid bytes; `detail` receives what it does there.
+ */
 BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size,
                                  bn_session **session, const uint8_t **note, uint64_t *note_size,
                                  char *detail);
@@ -508,7 +509,7 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * same bits. Any model can embed if a pooling is named; one with a bidirectional mask takes the
  * text in one piece. Leaves no logits. Fails like bn_session_append; with BN_ERR_ARGUMENT if
  * neither the call nor the file specifies a pooling, and with BN_ERR_STATE if the session holds
- * tokens appended by another function or with another pooling. */
+ * tokens that were not embedded, or were with another pooling. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 
@@ -518,10 +519,10 @@ BN_API bn_status bn_session_embed_embeddings(bn_session *session, const float *e
 
 /* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
  * goes into sessions[i]; out is float[n][width]. Short texts share one read of the weights; each
- * vector is the same bit for bit. Nothing is done unless every text is valid and no session is
- * cancelled (else BN_ERR_CANCELLED). Cancelling any of them stops the call at the next block of
- * tokens; each session keeps what it has of its text (bn_session_position), and the others can
- * continue. */
+ * vector is the same bit for bit. All are checked, and memory is reserved for all, before any work;
+ * so if one session is already cancelled, nothing is done (BN_ERR_CANCELLED). Cancelling any of
+ * them stops the call at the next block of tokens; each session keeps what it has of its text
+ * (bn_session_position), and the others can continue. */
 BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 
@@ -588,8 +589,8 @@ BN_API void bn_session_seed(bn_session *session, uint64_t seed);
  * append, score, embed, sample, step and the batch functions fail with BN_ERR_CANCELLED before any
  * work. A running one ends after its current block of tokens (bn_session_options.batch; up to 512
  * for texts embedded together), with BN_ERR_CANCELLED unless that was the last. This lasts until
- * bn_session_rewind is called, with any n, the current position included. The session can still be
- * read. */
+ * bn_session_rewind is called, with any n that it accepts, such as the current position. What the
+ * session holds can still be read. */
 BN_API void bn_session_cancel(bn_session *session);
 
 /* 1 between bn_session_cancel and bn_session_rewind, else 0. */
