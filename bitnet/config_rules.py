@@ -297,5 +297,5 @@ def _check_draft(config: Any, draft: Any) -> None:
 
 
 def finite(value: object) -> bool:
-    """Whether fp64 can hold the number, which `math.isfinite` does not tell for integers."""
+    """Whether it is a number that fp64 can hold; `math.isfinite` fails for large integers."""
     return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max

@@ -86,7 +86,7 @@ class Settings:
         "what is done to images each time: crop to four fifths of the area or more; crop-flip: mirror half, too",
     )
     vision: str = option("", "a run, a checkpoint or a Hugging Face folder whose vision stack the model begins with")
-    freeze_vision: bool = option(False, "keep that stack as it is and train only its projector")
+    freeze_vision: bool = option(False, "keep that stack as it is, except for its projector")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
     minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
@@ -121,7 +121,7 @@ class Settings:
         "for --preference: the reward of a nat that an answer gains; a larger one stays nearer to the source",
     )
     balance_loss: float = option(
-        0.0, "weight of the loss for uneven use of experts, which is 1 to their number; usual: 0.01"
+        0.0, "weight in the loss of the uneven use of experts, a value from 1 to their number; usual: 0.01"
     )
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
     spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
@@ -169,7 +169,7 @@ class Settings:
     save_minutes: float = option(10.0, "most minutes between checkpoints; 0: by steps alone")
     keep: int = option(2, "checkpoints to keep, besides the one from before the learning rate falls")
     keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint; the same for tasks")
-    patience: int = option(0, "end the run after this many evaluations without a better one; 0: never")
+    patience: int = option(0, "end the run after this many evaluations in a row without a better one; 0: never")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     profile: int = option(
         0, "steps to record with torch.profiler, after the first eleven, as a table and in trace.json; 0: none"

@@ -50,7 +50,7 @@ CONVERSION: tuple[str, ...] = (
     "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
     *LORA, "draft_only", "self_written", "preference", "beta",
 )  # fmt: skip
-"""Options of only `bitnet finetune`."""
+"""Options of `bitnet finetune` only."""
 
 
 def check(settings: Any) -> None:
