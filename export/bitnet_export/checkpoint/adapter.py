@@ -64,7 +64,7 @@ def export_adapter(
 
 
 def _difference(whole: PackedFile, model: PackedFile) -> str:
-    """How a model differs from another that also has adapters; "": it does not. Encodings may differ."""
+    """How a model differs from `whole`, apart from its adapters; "": it does not. Encodings may differ."""
     stacks = [[pack_stack(c.replace(adapters=(), adapter_rank=0)) for c in file.configs] for file in (whole, model)]
     if stacks[0] != stacks[1][: len(stacks[0])]:
         return "its layers, sizes or options are others"

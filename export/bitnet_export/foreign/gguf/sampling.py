@@ -1,4 +1,4 @@
-"""Sampling defaults: `general.sampling.*`, which llama.cpp also follows.
+"""Default sampling options of a GGUF file, `general.sampling.*`, which llama.cpp follows, too.
 
 Its converter takes them from generation_config.json.
 """
@@ -39,7 +39,7 @@ def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def sampling_keys(generation: Mapping[str, Any]) -> dict[str, Value]:
-    """The sampling defaults of `generation` as keys; without numbers below 0, which mean "all" in llama.cpp."""
+    """The defaults in `generation` as keys of a file, without numbers below 0, which mean "all" only in llama.cpp."""
     given = {ALIASES.get(name, name): value for name, value in generation.items()}
     keys: dict[str, Value] = {}
     for theirs, ours in _OURS.items():

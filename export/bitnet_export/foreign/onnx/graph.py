@@ -38,7 +38,7 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
     ]
     if file.configs[0].image_token and any(seeing.pooling != "none" for seeing in file.configs[1:]):
         found.append(
-            "its stack of images has a pooling, so the graph of that gives no vectors that a decoder is shown; "
+            "its vision stack has a pooling, so its graph gives no vectors that a decoder takes; "
             "make the model with vision.pooling = none"
         )
     if not found:
