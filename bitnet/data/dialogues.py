@@ -3,7 +3,7 @@
 The tokens are those that the engine produces for the same messages (`bitnet_runtime.chat`, with the
 exported template), so training and inference see the same prompts. A row is filled with whole
 conversations. `Transformer` keeps them apart by their numbers: each sees only itself, at
-positions from 0, so that packing changes no logit.
+the positions it would have alone, so that packing changes no logit.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
 def absolute(path: str, folder: Path | None = None) -> str:
     """The absolute path of a file, folder, glob or dataset.
 
-    A name of nothing stays, to be shown as it was given. folder: the base of relative paths; None: the current folder.
+    A source that names nothing stays as it was given, for messages. folder: the only base of relative paths; None: the
+    current folder.
     """
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
@@ -128,7 +129,7 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether this is a file. Raises DataError if it is a broken link with a text suffix."""
+    """Whether this is a file or a broken link. Raises DataError for a broken link with the suffix of a text."""
     nowhere = file.is_symlink() and not file.exists()
     if nowhere and files.is_known(file):
         raise DataError(

@@ -1,7 +1,7 @@
 """Packing: rows that hold several texts of any length, and batches of such rows.
 
-`Transformer` keeps the texts of a row apart by their numbers: each sees only itself, at positions from 0, so that
-packing changes no logit.
+`Transformer` keeps the texts of a row apart by their numbers: each sees only itself, at the positions it would
+have alone, so that packing changes no logit.
 """
 
 from __future__ import annotations

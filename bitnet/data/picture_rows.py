@@ -110,7 +110,7 @@ class Answers(Rows):
     """Images, questions about them, and the answers."""
 
     def __init__(self, pictures: Pictures, sight: Sight, first: int, frame: Frame, end: int, image: int) -> None:
-        """end: the token after an answer; image: the token whose rows are replaced by image vectors."""
+        """end: the token after an answer; image: the token in whose places image vectors go."""
         super().__init__(pictures, sight, first)
         self.frame, self.end, self.image = frame, end, image
         of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)

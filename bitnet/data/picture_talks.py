@@ -112,7 +112,7 @@ class Talks:
         self, side: Side, file: Path, sight: Sight, words: Tokenizer, template: str, generation: dict[str, Any],
         image: int, prefix: bool,
     ) -> None:  # fmt: skip
-        """file: from `pictures.decode`; image: the token whose rows are replaced by image vectors; prefix: whether the
+        """file: from `pictures.decode`; image: the token in whose places image vectors go; prefix: whether the
         model has the mask "prefix"."""
         self.sight, self.image = sight, image
         self.pixels_on_disk = mapped(file, np.uint8, (sight.channels, sight.image_size, sight.image_size))

@@ -3,7 +3,7 @@
     tokens.json     contents: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
                     and the share of the documents that is held out, {"held_out": 0.05}; if the end of a single
                     document is held out, its SHA-256, {"cut": ...}
-                    tokenizer.json  the tokenizer of the ids
+    tokenizer.json  the tokenizer of the ids
     train-HASH.bin, validation-HASH.bin
 
 Runs take it instead of text, `--data FOLDER`. One without "train" is only for evaluation.

@@ -218,7 +218,7 @@ def _characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Text that spells a special token stays text, so that only this module inserts END_ID; no truncation or padding,
+    """Text that spells a special token stays text, so that only code of ours inserts END_ID; no truncation or padding,
     which files of published models may ask for."""
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
