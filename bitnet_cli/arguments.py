@@ -44,7 +44,7 @@ def positive(text: str) -> int:
 
 
 def encodings() -> tuple[str, ...]:
-    """The encoding of ternary weights that a user names by bits a weight."""
+    """The names of encodings of ternary weights for the command line: their bits per weight."""
     from bitnet_export.packed.encodings import TERNARY
 
     return tuple(TERNARY)

@@ -16,7 +16,7 @@ class Lines:
         self.pastes = False
         """Whether a paste arrives as one line with line breaks in it."""
         self.unfinished = False
-        """Drop the earlier lines of a message that Ctrl-C ended."""
+        """Whether Ctrl-C ended a message that had earlier lines."""
         self._prompts = not quiet
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):

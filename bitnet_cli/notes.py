@@ -34,7 +34,7 @@ def larger_context(model: Model, n_ctx: int) -> str:
 
 
 def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:
-    """A session, with a smaller context and a note if the model's does not fit in memory."""
+    """What `make` returns, which has a session. If that does not fit in memory: a smaller context, and a note."""
     from bitnet_runtime.errors import ModelTooLargeError
 
     try:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _random_file(shape: str, context: int, encoding: str) -> Iterator[Path]:
-    """A temporary packed file with random weights of a preset's shape, and a context of at least `n_ctx` tokens."""
+    """A temporary packed file with random weights of a preset's shape, and a context of at least `context` tokens."""
     from bitnet.presets import PRESETS
     from bitnet_export import random_model
 

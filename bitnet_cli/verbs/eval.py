@@ -144,7 +144,7 @@ def _opened(source: Path) -> Checkpoint:
 
 @contextmanager
 def _in_engine(source: Path | Checkpoint, options: dict[str, Any]) -> Iterator[Model]:
-    """Tasks for a packed file, or for a checkpoint through a temporary one. options: of Model.load."""
+    """A packed file in the engine, or a checkpoint by way of a temporary file. options: of Model.load."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, including the scores")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, which also has the raw scores")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
 

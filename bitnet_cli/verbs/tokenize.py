@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--near-duplicates", type=float, default=0.0, metavar="X",
-        help="leave out documents that share this much of their five-word runs with another; usual: 0.8; 0: off [0]",
+        help="leave out documents that share this part of all five-word runs with one before; usual: 0.8; 0: off [0]",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
