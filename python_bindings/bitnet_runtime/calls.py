@@ -248,7 +248,7 @@ class _Object:
 
 
 def _without_begin(text: str, word: str) -> int:
-    """The length of the text without an end that may be the beginning of one of the words."""
+    """The length of the text without an end that may be the beginning of `word`."""
     return next((len(text) - n for n in range(len(word) - 1, 0, -1) if text.endswith(word[:n])), len(text))
 
 

@@ -82,7 +82,7 @@ def _remade(kind: type[BitnetError], args: tuple[Any, ...]) -> BitnetError:
 
 
 class CacheFullError(BitnetError, RuntimeError):
-    """No room for more tokens in the `cache_bytes` of the model. The session is unchanged; retry when others ended."""
+    """No room for more tokens in the `cache_bytes` of the model. The session is unchanged; retry when others end."""
 
 
 class InvalidParameterError(BitnetError, ValueError):

@@ -94,7 +94,7 @@ def scaled(cosines: NDArray[np.float32], seen: ImageInfo) -> NDArray[np.float32]
 
 
 def is_of_pairs(seen: ImageInfo) -> bool:
-    """Whether the model judges each pair by itself, which only a bias is for; else it compares texts."""
+    """Whether the model judges each pair by itself, for which it needs a bias; else texts compete for an image."""
     return seen.similarity_bias != 0
 
 

@@ -161,7 +161,7 @@ class SessionState(Closing, Unique):
 
     @property
     def rewind_least(self) -> int:
-        """The least n above 0 that `rewind` takes."""
+        """The least n besides 0 that `rewind` takes."""
         with self._lock:
             handle = self._open
             return int(lib.bn_session_rewind_least(handle.pointer))

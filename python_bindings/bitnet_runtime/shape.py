@@ -106,7 +106,7 @@ class ModelShape(ModelAdapters):
         return int(lib.bn_model_cache_bytes(handle.pointer))
 
     def kv_bytes(self, n_tokens: int) -> int:
-        """Bytes of cache that the last of `n_tokens` tokens reads; layers with a window read only that."""
+        """Bytes of cache that the last of `n_tokens` tokens reads; layers with a window read only their window."""
         return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)
 
     @property

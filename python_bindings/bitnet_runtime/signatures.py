@@ -25,7 +25,8 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
     """Name, description, parameters. Raises InvalidParameterError: a parameter has no schema.
 
     The description is the first paragraph of the documentation; lines "name: text" of it describe parameters, with
-    the lines indented below, and so do these alone below "name : type", as NumPy has it, and `Annotated[int, "text"]`.
+    the lines indented below them. Below "name : type", NumPy's form, only those lines count. `Annotated[int, "text"]`
+    describes a parameter, too.
     """
     name = getattr(function, "__name__", type(function).__name__)
     try:

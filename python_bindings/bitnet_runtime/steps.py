@@ -77,7 +77,8 @@ class Entry:
 
 
 def step_batch(entries: Sequence[Entry]) -> None:
-    """Compute and choose tokens for different sessions of one model. A session's error is in its entry."""
+    """Compute and choose tokens, for different sessions of one model. If one fails, its entry has the error; the others
+    continue."""
     begin = time.perf_counter()
     with turns([entry.session for entry in entries]) if len(entries) > 1 else entries[0].session._lock:
         _step(entries)

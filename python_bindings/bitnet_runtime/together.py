@@ -135,7 +135,7 @@ class Batch(Closing):
         return stream
 
     def __len__(self) -> int:
-        """The texts that are not done."""
+        """The number of texts that are not done."""
         return len(self._waiting) + len(self._active)
 
     def __next__(self) -> Step:

@@ -34,7 +34,7 @@ def page(models: Iterable[Served]) -> str:
         (
             "requests_refused_total",
             "counter",
-            "requests refused because the queue was full",
+            "requests refused because no place was free for them",
             [s.scheduler.refused for s in each],
         ),
         ("model_loaded", "gauge", "whether the model is in memory", [int(s.loaded) for s in each]),

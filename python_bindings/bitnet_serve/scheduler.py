@@ -105,7 +105,7 @@ class Scheduler:
         """Take a place for a request, before its prompt is read; returns a function that gives it back.
 
         Raises OverloadedError at once when there is none. Besides the queue there are as many places as tasks that
-        run at a time. They are kept for clients with fewer requests than are free, so nobody takes the whole queue.
+        run at a time. They are kept for clients with fewer requests than free places, so nobody takes the whole queue.
         """
         with self._wake:
             requests = self.requests
