@@ -149,7 +149,7 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
 @pytest.mark.parametrize(
     ("teacher", "options", "message"),
     [
-        (TOWERS.stacks[0], {"distill_features": 1.0}, "has no stack of images, whose features could be learnt"),
+        (TOWERS.stacks[0], {"distill_features": 1.0}, "has no vision stack, whose features could be learnt"),
         (TOWERS.replace(max_context=64), {"distill": 1.0}, "two towers, the model a decoder"),
         (VISION, {"distill": 1.0}, "reads no text; expected one with the same tokenizer, or --distill-features alone"),
         (VISION.replace(image_size=15), {"distill_features": 1.0}, "its image_size is 15, that of the model 14"),

@@ -34,7 +34,7 @@ class Result:
     bits_per_byte: float  # does not depend on the tokenizer
     perplexity: float  # per token
     tokens: int  # predicted tokens
-    standard_error: float | None = 0.0  # of nats_per_token as an estimate for the whole text; None: a single window
+    standard_error: float | None = 0.0  # of nats_per_token, for the whole text; None: one window of several
 
     @classmethod
     def of(cls, sums: Sequence[float], windows: int, bytes_per_token: float) -> Result:

@@ -42,7 +42,7 @@ class Transformer(nn.Module):
     `vision` is the stack that encodes images for this one. Pixels (B, C, S, S) are normalized: (x − mean) / std.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: consecutive equal numbers for the tokens of one. A
-    token sees only its own text, whose positions start at 0. Padding is a document of its own.
+    token sees only its own text, at the positions it would have alone. Padding is a document of its own.
     prefix: int (B,), with the mask "prefix" how many tokens of each row all others see.
     recompute: activation checkpointing: keep only each layer's input, and recompute the layer in the backward pass.
     """

@@ -31,7 +31,7 @@ class Sights:
         """name: the teacher's, for messages. Raises SourceModelError if it does not take the same images."""
         sees = teacher if teacher.config.input == "images" else teacher.vision
         if sees is None or student.vision is None:
-            raise SourceModelError(f"--teacher {name} has no stack of images, whose features could be learnt")
+            raise SourceModelError(f"--teacher {name} has no vision stack, whose features could be learnt")
         self.student, self.teacher = student.vision, sees
         ours, theirs = student.vision.config, sees.config
         for field in ("image_size", "channels"):

@@ -41,7 +41,7 @@ def learning_rate(settings: Settings, at: Place) -> float:
 
 
 def fall(settings: Settings, at: Place) -> float:
-    """Factor of the learning rate, 1 before it falls. After a resume it rises again as slowly as in a warm-up."""
+    """Factor of the learning rate, 1 before it falls. If it fell before a resume, it rises as in a warm-up."""
     if at.fallen < 1 and (rise := _share(settings.warmup, at)):
         return min(_course(settings, at), at.fallen + (at.whole - at.since) / rise)
     return _course(settings, at)

@@ -156,7 +156,7 @@ def take_vision(model: Transformer, tower: Start) -> str:
     theirs = {name.removeprefix("" if sees else "vision."): tensor for name, tensor in tower.weights.items()
               if sees or name.startswith("vision.")}  # fmt: skip
     if own is None or not theirs:
-        raise SourceModelError(f"{tower.what} has no stack of images to begin with; give --vision one that has")
+        raise SourceModelError(f"{tower.what} has no vision stack to begin with; give --vision one that has")
     wanted = own.state_dict()
     for name, tensor in wanted.items():
         given = theirs.get(name)
@@ -165,7 +165,7 @@ def take_vision(model: Transformer, tower: Start) -> str:
         elif not name.startswith("projector."):
             found = "missing" if given is None else list(given.shape)
             raise SourceModelError(
-                f"{tower.what}: tensor {name} of its stack of images is {found}, in the model {list(tensor.shape)}; "
+                f"{tower.what}: tensor {name} of its vision stack is {found}, in the model {list(tensor.shape)}; "
                 "leave out the --set vision.… that gives it another shape, or train without --vision"
             )
     return f"images: {tower.what}"

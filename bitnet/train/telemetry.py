@@ -7,7 +7,7 @@
     near     share of the weights within 0.05 γ of the threshold at 0.5 γ, whose codes the next steps may change
     gamma    the scale γ; its mean if rows or groups have their own
     absmax   largest |x| among the inputs of the step before quantization; with --compile only of its first
-    forward pass in each process
+             forward pass in each process
 
 The experts of a layer count together: shares are of all their weights, γ is the mean of theirs. `Probe.loads`,
 "experts" in log.jsonl, is for each layer the share of the tokens' choices that each expert got.
