@@ -85,7 +85,7 @@ def edit(folder: Path, at: str, changes: dict[str, Any]) -> None:
         ("siglip", "vision_config", {"image_size": 12, "patch_size": 4}, r"shape \[36, 3, 5, 5\], .* \[36, 3, 4, 4\]"),
         ("siglip", "vision_config", {"num_channels": 1}, "image_mean is .* expected a number for each of 1 channels"),
         ("siglip", "vision_config", {"num_channels": 4}, "image_mean is .* expected a number for each of 4 channels"),
-        ("siglip", "vision_config", {"vision_use_head": False}, "vision.pooling is 'none', expected what makes"),
+        ("siglip", "vision_config", {"vision_use_head": False}, "vision.pooling is 'none', expected a pooling"),
         ("siglip", "vision_config", {"vision_use_head": 1}, "vision_use_head is 1, expected true or false"),
         ("siglip", "vision_config", {"hidden_act": "tanh"}, "hidden_act is 'tanh', expected one of"),
         ("siglip", "vision_config", {"num_attention_heads": 5}, "head_dim is missing"),

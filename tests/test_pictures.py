@@ -173,7 +173,7 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
     for source, said in (
         ([], "name them with --data"),
         ([str(tmp_path / "none")], "does not exist, expected records"),
-        ([str(tmp_path / "a.txt")], "is no .jsonl file, .csv file or folder"),
+        ([str(tmp_path / "a.txt")], "is not a .jsonl file, .csv file or folder"),
         ([str(tmp_path)], "holds no .jsonl file, no .csv file and no picture"),
     ):
         with pytest.raises(DataError, match=said):

@@ -174,7 +174,7 @@ def test_no_room_for_a_session_is_said_once(path: Path, model: Model, saved: Pat
 
 def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
     random_model(SMALL, tmp_path / "other", 1, tokenizer=byte_tokenizer().to_str().encode())
-    with Model.load(tmp_path / "other", threads=1) as other, pytest.raises(SessionFileError, match="the session is of"):
+    with Model.load(tmp_path / "other", threads=1) as other, pytest.raises(SessionFileError, match="belongs to"):
         other.load_session(saved)
 
 
