@@ -6,14 +6,17 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from bitnet.evaluate.loss import Result
+from bitnet.settings import Settings
 from bitnet.train import checkpoint, objectives, validation
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.horizon import Horizon
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -39,8 +42,34 @@ def test_there_are_ten_evaluations_in_a_short_run(
 
 def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "USUAL", 10**6)  # a quick machine takes 200 steps meanwhile
+    monkeypatch.setattr(validation, "RARELY", 0)  # on a slow one evaluations take a part of so short a run
     assert bitnet("train", *words("--minutes", "0.03"), "--data", sentences, "--out", tmp_path / "run") == 0
     assert 3 <= len(evaluated(tmp_path / "run")) <= 10  # one step may take more than a tenth
+
+
+@pytest.mark.parametrize(("each", "expected"), [(0, 9), (1, 9), (15, 2), (1000, 1)])
+def test_of_minutes_they_take_a_part(each: int, expected: int) -> None:
+    """On a slow machine a run of minutes would else be little but evaluations. each: seconds."""
+    run: Any = SimpleNamespace(
+        settings=Settings(minutes=2), horizon=Horizon(0, 100.0, 1), state={"step": 0, "seconds": 0.0}, evaluated=0.0
+    )
+    made = 0
+    while (before := run.state["seconds"] / 100) < 1:
+        run.state["step"] += 1
+        run.state["seconds"] += 1.0
+        run.progress = run.state["seconds"] / 100
+        if run.progress < 1 and validation.due(run, before):
+            made += 1
+            run.state["seconds"] += each
+            run.evaluated += each
+    assert made == expected
+
+
+def test_the_time_of_evaluations_is_noted(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[float] = []
+    monkeypatch.setattr(validation, "note", lambda run, _: noted.append(run.evaluated) or "")
+    assert bitnet("train", *words("--steps", "3"), "--data", sentences, "--out", tmp_path / "run") == 0
+    assert 0 < noted[0] < noted[1] < noted[2]
 
 
 def test_the_last_one_is_of_a_part_of_a_long_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Run:
     unread: Made | None = None  # the step in flight
     replay: Replay | None = None  # CUDA graph of the passes, if possible
     probe: telemetry.Probe | None = None  # telemetry of this step, if it is recorded
+    evaluated: float = 0.0  # seconds that evaluations took, of the slowest process
     loss: float = math.nan  # the newest loss that was read
     amount: float = 1.0  # λ at which it was computed
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # terms of that loss, if there are several
@@ -177,10 +179,12 @@ class Run:
         if last and there > self.settings.eval_tokens:
             share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
             say(f"evaluating on {share} tokens of validation")
+        begin = time.monotonic()
         with compiler.eagerly():
             result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
             drafts = self.model.draft and not self.settings.draft_only
             guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
+        self.evaluated += parallel.largest([time.monotonic() - begin])[0]
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
             record |= {"guesses": dataclasses.asdict(guessed)}

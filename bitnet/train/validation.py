@@ -11,6 +11,7 @@ from bitnet.train.progress import say
 from bitnet.train.run import Run
 
 USUAL, PARTS = 200, 10  # steps between evaluations; least number of them in a run
+RARELY = 4  # with --minutes, evaluations so far may take one part in so many of the time so far
 WORSE = 1.02  # times the best loss: more than chance explains
 BEST: dict[str, Any] = {"step": 0, "loss": 0.0, "since": 0, "told": False}
 """The best evaluation: its step and loss, the number since, and whether the user was told about overfitting."""
@@ -23,10 +24,10 @@ def due(run: Run, before: float) -> bool:
     step, every = run.state["step"], run.settings.eval_every
     if every:
         return bool(step % every == 0)
-    if run.horizon.seconds and int(PARTS * run.progress) > int(PARTS * before):
-        return True
-    parts = USUAL if run.horizon.seconds else max(1, run.horizon.steps(run.state) // PARTS)
-    return bool(step % min(USUAL, parts) == 0)
+    if run.horizon.seconds:
+        wanted = int(PARTS * run.progress) > int(PARTS * before) or step % USUAL == 0
+        return bool(wanted and RARELY * run.evaluated <= run.state["seconds"])
+    return bool(step % min(USUAL, max(1, run.horizon.steps(run.state) // PARTS)) == 0)
 
 
 def loss_of(result: objectives.Result) -> float:
