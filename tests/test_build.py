@@ -465,19 +465,20 @@ def test_a_python_without_headers_is_named(tmp_path: Path) -> None:
     assert "Python.h was not found" in done.stderr and "apt install python3-dev" in done.stderr
 
 
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="no make")
+
+
+@needs_make
 def test_make_installs_into_its_own_environment(tmp_path: Path) -> None:
     """There pip refuses to install for the user, as PIP_USER or its own configuration may ask everywhere."""
-    if not shutil.which("make"):
-        pytest.skip("no make")
     (tmp_path / "ask.mk").write_text("ask: ; @echo $$PIP_USER\n")
     files = ["-f", "Makefile", "-f", tmp_path / "ask.mk"]
     assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *files, "ask") == "0\n"
 
 
+@needs_make
 def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
     """In its environment nothing starts, or in a copy what is in the other."""
-    if not shutil.which("make"):
-        pytest.skip("no make")
     clone = tmp_path / "it's a clone"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
     shutil.copy(ROOT / "Makefile", clone)
@@ -490,9 +491,8 @@ def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
     assert (moved / ".venv" / "made").exists()
 
 
+@needs_make
 def test_make_leaves_the_environment_of_somebody_else_alone(tmp_path: Path) -> None:
-    if not shutil.which("make"):
-        pytest.skip("no make")
     shutil.copy(ROOT / "Makefile", tmp_path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
     mine = tmp_path / ".venv" / "mine"
