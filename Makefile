@@ -139,7 +139,14 @@ MOVED := $(shell [ -L .venv ] || [ ! -e .venv/made ] || grep -qsF " $$(pwd -P)/.
 moved:
 	@echo 'error: .venv was made in another folder, expected $(CURDIR); this removes it: make clean' >&2; exit 1
 
-.venv/made: $(MOVED)
+# An upgrade of the system may remove the Python that an environment was made with, or put another in its place.
+ITS_OWN := import os, sys; sys.exit(not os.path.isdir(".venv/lib/python%d.%d" % sys.version_info[:2]))
+LOST := $(shell [ ! -e .venv/made ] || .venv/bin/python -c '$(ITS_OWN)' 2>/dev/null || echo lost)
+.PHONY: lost
+lost:
+	@echo 'error: the Python that .venv was made with is gone; this removes .venv, to be made anew: make clean' >&2; exit 1
+
+.venv/made: $(MOVED) $(LOST)
 	@command -v "$(PYTHON)" >/dev/null || \
 	    { echo 'error: no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

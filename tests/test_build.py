@@ -492,6 +492,22 @@ def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
 
 
 @needs_make
+@pytest.mark.parametrize("instead", ["/nonexistent/python3", "another"])
+def test_make_notices_that_the_python_of_its_environment_is_gone(instead: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    (tmp_path / ".venv" / "made").touch()
+    if instead == "another":  # the same name after an upgrade: it looks for packages elsewhere
+        next((tmp_path / ".venv" / "lib").iterdir()).rename(tmp_path / ".venv" / "lib" / "python3.2")
+    else:
+        (tmp_path / ".venv" / "bin" / "python").unlink()
+        (tmp_path / ".venv" / "bin" / "python").symlink_to(instead)
+    command = ["make", "--no-print-directory", ".venv/made"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "error: the Python that .venv was made with is gone" in done.stderr
+
+
+@needs_make
 def test_make_leaves_the_environment_of_somebody_else_alone(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
