@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import BinaryIO, Self
 
 ECHO = 0.5  # seconds
 
@@ -126,6 +126,20 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def written(file: Path) -> Iterator[BinaryIO]:
+    """An open file that gets its name when the block is done and all of it is on disk; nothing is left if it fails."""
+    partial = file.with_suffix(".partial")
+    try:
+        with partial.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sha256(file: Path) -> str:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import pickle
 import tracemalloc
 from collections.abc import Iterable
@@ -86,7 +87,7 @@ def test_a_disk_that_is_full_says_where(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space") as caught:
-        patch.setattr(dataset.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         dataset.tokenize(["here"], MADE["byte"], tmp_path, "train")
     assert Path(caught.value.filename).parent == tmp_path and not list(tmp_path.iterdir())
 

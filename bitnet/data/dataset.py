@@ -7,7 +7,6 @@ torch is imported when a batch is made: evaluating a packed file on text does no
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bitnet import process
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError
 from bitnet.data.tokenizer import END_ID, vocabulary_size
@@ -157,20 +157,14 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
     dtype = "uint16" if vocabulary_size(tokenizer) <= 1 << 16 else "uint32"
     file = folder / f"{name}-{digest}.bin"
     if not file.exists():
-        partial = file.with_suffix(".partial")
         try:
-            with partial.open("wb") as out:
+            with process.written(file) as out:
                 for portion in _portions(of):
                     for encoding in tokenizer.encode_batch(portion, add_special_tokens=False):
                         out.write(np.array([first, *encoding.ids], dtype).tobytes())
-                out.flush()
-                os.fsync(out.fileno())
-            partial.rename(file)
         except OSError as error:  # a full disk, whose error does not name the file
             error.filename = error.filename or str(file)
             raise
-        finally:
-            partial.unlink(missing_ok=True)
     return Tokens.map(file, dtype, of.n_bytes, digest)
 
 

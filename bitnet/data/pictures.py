@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -26,7 +25,7 @@ from bitnet.data import dataset
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import Tokens
 from bitnet.data.picture_files import Problems, Record
-from bitnet.process import flush, sha256
+from bitnet.process import flush, sha256, written
 from bitnet_runtime import images
 
 # ---- two sides ----
@@ -197,25 +196,18 @@ def _decode(side: Side, processor: images.Processor, file: Path) -> None:
     number_of: dict[bytes, int] = {}
     owners: list[tuple[int, int]] = []
     problems = Problems()
-    partial = file.with_suffix(".partial")
-    try:
-        with partial.open("wb") as out:
-            for number, (record, digests) in enumerate(zip(side.records, side.images, strict=True)):
-                for path, digest in zip(record.images, digests, strict=True):
-                    if digest not in number_of:
-                        try:
-                            out.write(decoded(path, processor, record.where).tobytes())
-                        except DataError as error:
-                            problems.add(error, number + 1)
-                    owners.append((number, number_of.setdefault(digest, len(number_of))))
-            problems.refuse(len(side.records))
-            out.flush()
-            os.fsync(out.fileno())
+    with written(file) as out:
+        for number, (record, digests) in enumerate(zip(side.records, side.images, strict=True)):
+            for path, digest in zip(record.images, digests, strict=True):
+                if digest not in number_of:
+                    try:
+                        out.write(decoded(path, processor, record.where).tobytes())
+                    except DataError as error:
+                        problems.add(error, number + 1)
+                owners.append((number, number_of.setdefault(digest, len(number_of))))
+        problems.refuse(len(side.records))
         np.array(owners, np.int32).tofile(file.with_suffix(".owners"))
         flush(file.with_suffix(".owners"))
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def decoded(path: Path, processor: images.Processor, where: str) -> NDArray[np.uint8]:

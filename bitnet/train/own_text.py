@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from bitnet import process
 from bitnet.config import ModelConfig
 from bitnet.data import dataset
 from bitnet.model import parallel
@@ -51,18 +51,11 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
     rows = math.ceil(settings.self_written / max(1, context - begin))
     most = max(1, (len(tokens.ids) - 1) // context)
     say(f"the model generates {settings.self_written:,} tokens after {rows:,} pieces of the data")
-    partial = file.with_suffix(".partial")
-    try:
-        with partial.open("wb") as out:
-            for place in _places(rows, most, context)[:most]:
-                out.write(tokens.ids[place : place + context].tobytes())
-            for row in _rows(tokens, writes, most, context, settings):
-                out.write(np.array(row, tokens.ids.dtype).tobytes())
-            out.flush()
-            os.fsync(out.fileno())
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with process.written(file) as out:
+        for place in _places(rows, most, context)[:most]:
+            out.write(tokens.ids[place : place + context].tobytes())
+        for row in _rows(tokens, writes, most, context, settings):
+            out.write(np.array(row, tokens.ids.dtype).tobytes())
 
 
 def _places(n: int, most: int, context: int, number: int = 0) -> list[int]:

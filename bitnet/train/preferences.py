@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitnet import process
 from bitnet.config import ModelConfig
 from bitnet.data import corpus, finding, packing, preferences, tokenizer
 from bitnet.data.dialogues import Encoder, with_template
@@ -181,15 +181,8 @@ def _reference(
 
 def _keep(file: Path, found: NDArray[np.float32]) -> None:
     """Write the numbers, and their SHA-256."""
-    partial = file.with_suffix(".partial")
-    try:
-        with partial.open("wb") as out:
-            out.write(found.tobytes() + hashlib.sha256(found.tobytes()).digest())
-            out.flush()
-            os.fsync(out.fileno())
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with process.written(file) as out:
+        out.write(found.tobytes() + hashlib.sha256(found.tobytes()).digest())
 
 
 def _kept(file: Path, side: Preferences, context: int) -> Tensor:
