@@ -45,4 +45,4 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
             optimizer.step()
             optimizer.zero_grad()
     state = {"step": steps, "tokens": 1024 * steps, "seconds": 0, "settings": {"data": TEXT, "validation": 0.3}}
-    return saving.save(run, model, words.to_str(), optimizer, state)
+    return saving.write(run, saving.Snapshot.of(model, words.to_str(), optimizer, state))

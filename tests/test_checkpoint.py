@@ -43,9 +43,9 @@ def test_saving_is_all_or_nothing(finished: Path, tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(saving, name, full)
             with pytest.raises(OSError, match="No space left"):
-                saving.save(tmp_path, model, "{}", optimizer, {"step": step})
+                saving.write(tmp_path, saving.Snapshot.of(model, "{}", optimizer, {"step": step}))
     assert not list(tmp_path.iterdir())
-    assert saving.save(tmp_path, model, "{}", optimizer, {"step": 3}).name == "step-000003"
+    assert saving.write(tmp_path, saving.Snapshot.of(model, "{}", optimizer, {"step": 3})).name == "step-000003"
     assert Checkpoint.open(tmp_path).folder.name == "step-000003"
 
 
@@ -219,7 +219,7 @@ def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) 
     rename, seen = Path.rename, []
 
     def save(text: str) -> None:
-        saving.save(tmp_path, model, text, optimizer, {"step": 1})
+        saving.write(tmp_path, saving.Snapshot.of(model, text, optimizer, {"step": 1}))
 
     save("old")
     for stop_at in (1, 2):

@@ -195,7 +195,9 @@ def test_export_measures_and_stores_by_lines(tmp_path: Path, capsys: pytest.Capt
     torch.manual_seed(1)
     trained = Transformer(config)
     words = tokenizer.build("byte", [], config.vocab_size).to_str()
-    saving.save(tmp_path / "run", trained, words, torch.optim.AdamW(trained.parameters()), {"step": 1})
+    saving.write(
+        tmp_path / "run", saving.Snapshot.of(trained, words, torch.optim.AdamW(trained.parameters()), {"step": 1})
+    )
     out = tmp_path / "m.bitnet"
     for words, sparse in (([], False), (["--sparse", "on"], True), (["--sparse", "off"], False)):
         assert main(["export", str(tmp_path / "run"), str(out), "--tokens", "512", *words]) == 0

@@ -169,7 +169,7 @@ def load_and_save(folder: Path, out: Path) -> int:
         assert sum(kept) < 0.6 * sum(p.numel() for p in model.parameters())
         moments = [t for of in optimizer.state.values() for t in of.values() if t.dim()]
         assert sum(parallel.kept(t).numel() for t in moments) == 2 * sum(kept)
-        saving.save(out, model, "{}", optimizer, checkpoint.state)
+        saving.write(out, saving.Snapshot.of(model, "{}", optimizer, checkpoint.state))
     return 0
 
 

@@ -105,7 +105,9 @@ def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
 def test_what_a_model_answers_with_goes_along(tmp_path: Path) -> None:
     model, said = Transformer(CONFIG), {"eos_token_ids": [7], "temperature": 0.5}
     optimizer, state = torch.optim.AdamW(model.parameters()), {"step": 0, "tokens": 0}
-    chatting = saving.save(tmp_path / "run", model, WORDS.to_str(), optimizer, state, "{{ messages }}", said)
+    chatting = saving.write(
+        tmp_path / "run", saving.Snapshot.of(model, WORDS.to_str(), optimizer, state, "{{ messages }}", said)
+    )
     save(model, WORDS, tmp_path / "own", like=chatting)
     found = Checkpoint.open(tmp_path / "own")
     assert (found.template, found.generation) == ("{{ messages }}", said)

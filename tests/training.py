@@ -57,7 +57,7 @@ def saved(run: Path, model: Transformer) -> Path:
     """A checkpoint of a model at step 0, with a byte tokenizer if it takes tokens."""
     config, words = model.config, tokenizer.build("byte", [], 257)
     optimizer = torch.optim.AdamW(model.parameters())
-    folder = saving.save(run, model, words.to_str(), optimizer, {"step": 0, "tokens": 0})
+    folder = saving.write(run, saving.Snapshot.of(model, words.to_str(), optimizer, {"step": 0, "tokens": 0}))
     if not config.vocab_size:
         (folder / "tokenizer.json").unlink()
         (folder / "manifest.json").unlink()

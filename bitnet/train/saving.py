@@ -70,11 +70,6 @@ def answering(template: str | None, generation: Mapping[str, Any] | None) -> dic
     return texts | ({GENERATION: json.dumps(generation, indent=2) + "\n"} if generation else {})
 
 
-def save(run: Path, *parts: Any) -> Path:
-    """`write` a `Snapshot.of` these parts."""
-    return write(run, Snapshot.of(*parts))
-
-
 def write(run: Path, snapshot: Snapshot) -> Path:
     """Write `run/step-<step>` in one atomic move; returns it. All processes call it if the model is sharded."""
     tensors = {WEIGHTS: snapshot.weights, OPTIMIZER: snapshot.moments}
