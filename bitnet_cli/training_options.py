@@ -13,8 +13,8 @@ from bitnet.settings import CHOICES, Settings, flag_of
 from bitnet_runtime.terminal import show
 
 if TYPE_CHECKING:
+    from bitnet.train.given import Given
     from bitnet.train.loop import Outcome
-    from bitnet.train.resolve import Given
 
 
 def add_branch(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def before_torch() -> None:
 
 def given(args: argparse.Namespace) -> Given:
     """The options given as flags."""
-    from bitnet.train.resolve import Given
+    from bitnet.train.given import Given
 
     options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
     return Given(options=options, config=args.config, model=args.set or [])

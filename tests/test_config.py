@@ -18,7 +18,8 @@ from bitnet.presets import PRESETS
 from bitnet.reference import default_of
 from bitnet.settings import Settings
 from bitnet.source_settings import of_source
-from bitnet.train.resolve import Given, resolve
+from bitnet.train.given import Given
+from bitnet.train.resolve import resolve
 
 SMALL = {
     "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,

@@ -17,6 +17,7 @@ import bitnet_cli
 from bitnet.data import corpus, files, finding, hub
 from bitnet.data.corpus import DataError
 from bitnet.train import resolve
+from bitnet.train.given import Given
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -254,7 +255,7 @@ def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')
     with pytest.raises(ValueError, match=r"""data is 'a', expected list, such as \["a"\]"""):
-        resolve.resolve(resolve.Given(options={}, config=str(config)))
+        resolve.resolve(Given(options={}, config=str(config)))
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst"])

@@ -17,6 +17,7 @@ from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, hardware, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
 from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, edited, killed_before, losses
@@ -140,7 +141,7 @@ def test_other_text_is_refused_however_short(
 
 def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> Settings:
     (tmp_path / "c.toml").write_text(file)
-    return resolve.resolve(resolve.Given(config=str(tmp_path / "c.toml"), options=flags), **more)[0]
+    return resolve.resolve(Given(config=str(tmp_path / "c.toml"), options=flags), **more)[0]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS
 from bitnet.sizes import SIZES
 from bitnet.train import flops, loop, resolve
+from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
 from bitnet.train.progress import Progress
 from training import TINY, bitnet
@@ -35,9 +36,9 @@ def test_a_preset_by_size_has_that_many_parameters(name: str) -> None:
 
 
 def test_other_budgets_take_the_place_of_those_of_a_size() -> None:
-    settings, config = resolve.resolve(resolve.Given(options={"preset": "10m"}))
+    settings, config = resolve.resolve(Given(options={"preset": "10m"}))
     assert settings.budget == ("tokens_per_parameter", 20.0) and config == PRESETS["10m"]
-    settings, _ = resolve.resolve(resolve.Given(options={"preset": "10m", "steps": 7, "accumulate": 2}))
+    settings, _ = resolve.resolve(Given(options={"preset": "10m", "steps": 7, "accumulate": 2}))
     assert settings.budget == ("steps", 7) and settings.batch_tokens == 0
 
 

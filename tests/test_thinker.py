@@ -13,7 +13,8 @@ from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train.resolve import Given, resolve
+from bitnet.train.given import Given
+from bitnet.train.resolve import resolve
 from bitnet.train.thinker import DEFAULTS
 from training import TINY, bitnet
 

@@ -19,8 +19,8 @@ from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import manifest, saving, source_model, start
 from bitnet.train.checkpoint import CONFIG, GENERATION, TEMPLATE, TOKENIZER, WEIGHTS, Checkpoint
+from bitnet.train.given import Given
 from bitnet.train.loop import Outcome
-from bitnet.train.resolve import Given
 
 AnyPath = str | os.PathLike[str]
 

@@ -23,10 +23,11 @@ from bitnet.settings import SOURCES, Settings, flag_of
 from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
+from bitnet.train.given import Given, asks, named, run_folder
 from bitnet.train.loop import Outcome
 from bitnet.train.prepare import prepare
 from bitnet.train.progress import say
-from bitnet.train.resolve import Given, asks, named, resolve, run_folder
+from bitnet.train.resolve import resolve
 from bitnet.train.run import Run
 
 DATA = r"(train|validation)-\w+\.(bin|pixels|owners|reference)"
