@@ -27,7 +27,8 @@ from turns import OURS, panels, summary, table, take_turns
 
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
-from bitnet_export.foreign.gguf.write import HEADS, architecture, write_gguf
+from bitnet_export.foreign.gguf.graphs import architecture
+from bitnet_export.foreign.gguf.write import HEADS, write_gguf
 from bitnet_runtime import Model
 
 LLAMA_CPP_PYTHON = "0.3.36"

@@ -16,7 +16,8 @@ from bitnet.data import tokenizer as built_in
 from bitnet_export import PackedFile, random_model
 from bitnet_export.convert.incoming import open_source, pack_source
 from bitnet_export.foreign.gguf import blocks
-from bitnet_export.foreign.gguf.write import BODIES, architecture, write_gguf
+from bitnet_export.foreign.gguf.graphs import architecture
+from bitnet_export.foreign.gguf.write import BODIES, write_gguf
 from bitnet_export.foreign.source import Ternary
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import ROLES, Key

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.outgoing import (
     DRAFT_LEFT_OUT,
-    SIZES,
     Graph,
     Written,
-    nearest,
     open_decoder,
     refuse,
     value_rows,
@@ -38,25 +36,13 @@ from bitnet_export.packed.writer import replacing, spare
 
 from .blocks import KINDS, Kind
 from .families import LAYER, STACK
+from .graphs import nearest_graph
 from .output import Entry, Value, write_file
 from .sampling import sampling_keys
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
 PRESET = "`bitnet train --preset gguf` trains a model that llama.cpp takes, with its tokenizer"
-
-_FREE = (*SIZES, "ternary", "weight_scale", "head_format", "dropout")
-_RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
-# No FFN biases: llama.cpp adds them before it multiplies by `.scale`.
-_BIASES: dict[str, tuple[Any, ...]] = dict.fromkeys(("qkv_bias", "o_bias"), (False, True))
-_TIED: dict[str, tuple[Any, ...]] = {"tie_embeddings": (False, True)}
-GRAPHS = (
-    Graph("bitnet", {**_RULES, "sub_norm": (True,)}, _FREE),
-    Graph("llama", {**_RULES, **_TIED, **_BIASES, "rope_scaling": ("none", "llama3")}, (*_FREE, *(
-        "rope_factor", "rope_original_context", "rope_low_freq_factor", "rope_high_freq_factor",
-    ))),
-    Graph("qwen3", {**_RULES, **_TIED, "qk_norm": (True,), "qkv_bias": (False, True)}, _FREE),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,7 +77,7 @@ def write_gguf(
     path = Path(out)
     spare(Path(source), path, "GGUF")
     file, config, problems = open_decoder(source)
-    graph, differences = _nearest(config)
+    graph, differences = nearest_graph(config)
     writer = _Writer(file, config, graph, body, head, exact_scales)
     text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
@@ -109,23 +95,6 @@ def write_gguf(
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
     what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
-
-
-def architecture(config: ModelConfig) -> Graph:
-    """The llama.cpp graph that computes this model. Raises ValueError naming the nearest and its differences."""
-    graph, differences = _nearest(config)
-    refuse(f"the model {config.name}", differences)
-    return graph
-
-
-def _nearest(config: ModelConfig) -> tuple[Graph, list[str]]:
-    candidates = []
-    for graph in GRAPHS:
-        found = graph.differences(config)
-        if graph.name == "bitnet" and config.n_heads * config.head_dim != config.dim:
-            found.append(f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}")
-        candidates.append((graph, found))
-    return nearest("llama.cpp", candidates)
 
 
 class _Writer:
