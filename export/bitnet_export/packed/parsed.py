@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from bitnet.config import ModelConfig
 from . import encodings, records, strict_json
 from .content import Content
 from .recognise import PROBE, recognise
-from .records import Base, Key, Record
+from .records import Base, Key, Record, Section
 from .stacks import pack_stack, unpack_stack
 
 
@@ -27,18 +27,6 @@ class PackedFormatError(ValueError):
 
 
 _PART = 1 << 22  # bytes of a section whose checksum is computed at a time
-
-
-class Section(NamedTuple):
-    kind: int
-    crc: int
-    offset: int
-    size: int
-    optional: bool
-
-    @property
-    def name(self) -> str:
-        return records.SECTION_NAMES.get(self.kind, f"kind {self.kind}")
 
 
 def _require(ok: bool | np.bool_, message: str) -> None:
@@ -90,10 +78,7 @@ class Parsed:
         )
         known = flags & ~records.ADAPTER_ALONE == 0
         _require(known, f"header flags are {flags:#x}, expected 0 or 1; the file needs a newer bitnet-edge")
-        _require(
-            file_size == size,
-            f"the file has {size} bytes, its header says {file_size}; copy or export it again",
-        )
+        _require(file_size == size, f"the file has {size} bytes, its header says {file_size}; copy or export it again")
         _require(size % records.ALIGN == 0, f"the file has {size} bytes, expected a multiple of {records.ALIGN}")
         _require(3 <= count <= 64, f"section_count is {count}, expected 3 to 64")
         table_end = records.HEADER.size + records.SECTION.size * count
@@ -134,11 +119,8 @@ class Parsed:
         return tuple(sections)
 
     def _read_metadata(self) -> dict[str, Any]:
-        raw = self.section(records.METADATA)
-        if raw is None:
-            return {}
         try:
-            metadata = strict_json.parse(raw)
+            metadata = strict_json.parse(self.section(records.METADATA) or b"{}")
         except ValueError as error:
             raise PackedFormatError(f"METADATA is not good JSON: {error}") from None
         _require(isinstance(metadata, dict), f"METADATA is a {type(metadata).__name__}, expected a JSON object")
@@ -167,7 +149,8 @@ class Parsed:
             f"METADATA config: expected a list of {count}, one for each stack",
         )
         try:
-            full = tuple(ModelConfig.from_dict(_known_fields(entry)) for entry in described)
+            known = ModelConfig.__dataclass_fields__
+            full = tuple(ModelConfig.from_dict({k: v for k, v in each.items() if k in known}) for each in described)
             same = b"".join(map(pack_stack, full)) == raw
         except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
             raise PackedFormatError(f"METADATA config: {error}") from None
@@ -309,7 +292,3 @@ def _describe(key: Key) -> str:
     if key.role in records.ROLES and key.part < 2:
         return key.name
     return "/".join(map(str, key))
-
-
-def _known_fields(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in ModelConfig.__dataclass_fields__}

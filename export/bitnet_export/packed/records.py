@@ -54,6 +54,20 @@ PARTS = ("weight", "bias", "adapter_in", "adapter_out")
 WHOLE = {ROLE[name] for name in ("rope_frequencies", "rope_local_frequencies", "class_embedding", "pool_probe")}
 
 
+class Section(NamedTuple):
+    """An entry of the section table."""
+
+    kind: int
+    crc: int
+    offset: int
+    size: int
+    optional: bool
+
+    @property
+    def name(self) -> str:
+        return SECTION_NAMES.get(self.kind, f"kind {self.kind}")
+
+
 class Base(NamedTuple):
     """The identity of a model's weights, by which a separate adapter recognises its model."""
 
