@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.kept import Kept, alone, at_the_end, from_note, to_note
+from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
 from bitnet_runtime.generation import Stream
-from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Message
@@ -218,14 +216,8 @@ class Conversation:
         elif not self._turns:
             self._error("nothing to save")
         else:
-            messages = [_anywhere(message) for message in (*self._opening, *self._turns)]
-            line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
             try:
-                with path.open("ab+") as file:
-                    if file.tell():
-                        file.seek(-1, 2)
-                        line = line if file.read() == b"\n" else "\n" + line
-                    file.write(line.encode())
+                add(path, [*self._opening, *self._turns])
             except (OSError, ValueError) as error:
                 self._error(f"{getattr(error, 'strerror', None) or error}: {escape(str(path))}")
             else:
@@ -305,15 +297,3 @@ class Conversation:
     def _note(self, text: str) -> None:
         if not self._quiet:
             say(text)
-
-
-def _anywhere(message: Message) -> Message:
-    """The message with absolute names of its pictures."""
-    content: Any = message["content"]
-    if isinstance(content, str):
-        return message
-    parts = []
-    for part in content:
-        image = part.get("image")
-        parts.append(part if image is None or is_data(image) else part | {"image": os.path.abspath(image)})
-    return {**message, "content": parts}

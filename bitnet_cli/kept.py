@@ -1,4 +1,4 @@
-"""The messages of `bitnet chat`, as they are saved with its session."""
+"""The messages of `bitnet chat`, as they are saved: with its session, or by /save."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from bitnet_cli.signals import ENDS, ignore, leave
 from bitnet_runtime.errors import SessionFileError
+from bitnet_runtime.image_files import is_data
 from bitnet_runtime.model_text import Message
 
 
@@ -48,6 +49,28 @@ def _texts(content: Any) -> list[Any]:
     return [content]
 
 
+def add(path: Path, messages: list[Message]) -> None:
+    """Add a conversation to a .jsonl file, as a line of its own. Raises OSError and ValueError."""
+    line = json.dumps({"messages": [_anywhere(message) for message in messages]}, ensure_ascii=False) + "\n"
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            line = line if file.read() == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def _anywhere(message: Message) -> Message:
+    """The message with absolute names of its pictures."""
+    content: Any = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = []
+    for part in content:
+        image = part.get("image")
+        parts.append(part if image is None or is_data(image) else part | {"image": os.path.abspath(image)})
+    return {**message, "content": parts}
+
+
 @contextlib.contextmanager
 def at_the_end(save: Callable[[], None]) -> Iterator[None]:
     """Call it however the block ends, even by a signal of ENDS. Later signals do not interrupt it."""
@@ -72,9 +95,8 @@ def at_the_end(save: Callable[[], None]) -> Iterator[None]:
 def alone(folder: Path) -> Iterator[None]:
     """Keep other chats from writing to the folder: several end at once when a terminal is closed."""
     with contextlib.ExitStack() as after:
-        with contextlib.suppress(
-            OSError, ImportError
-        ):  # no such folder, which writing will report; or no file locks, as on Windows
+        # No such folder, which writing will report; or no file locks, as on Windows.
+        with contextlib.suppress(OSError, ImportError):
             import fcntl
 
             handle = os.open(folder, os.O_RDONLY)
