@@ -1,4 +1,4 @@
-"""Adapters in the engine: what they add, for whom, and with the same bits whoever computes it."""
+"""Adapters in the engine: what they add, to which texts, and that the bits are the same however they are computed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_lines_that_are_left_out_are_not_those_an_adapter_wakes(tmp_path: Path) 
 
 
 def test_a_text_keeps_its_adapter(tmp_path: Path) -> None:
-    """In a fork, in a file, in an answer, in a receipt; and none goes on with another."""
+    """In a fork, a file, an answer and a receipt; a text cannot go on with another adapter."""
     base, adapters = made(tmp_path)
     with Model.load(base, adapters={"one": adapters[0], "two": adapters[1]}) as model:
         assert model.adapters == ("one", "two")

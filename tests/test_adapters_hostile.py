@@ -1,4 +1,4 @@
-"""Files of adapters that are damaged, forged or something else: one clear error, from the engine and from Python."""
+"""Adapter files that are damaged, forged or something else give one clear error, in the engine and in Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Files:
         assert self.refused(self.good) == ("", "")
 
     def refused(self, content: bytes) -> tuple[str, str]:
-        """What the engine and what Python say of it; "" where it is taken."""
+        """The errors of the engine and of Python for a file; "" if it is accepted."""
         self.changed.write_bytes(content)
         said = ["", ""]
         try:

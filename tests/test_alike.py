@@ -1,4 +1,4 @@
-"""Texts that are nearly the same, against the share of pieces that they have in common itself."""
+"""Near duplicates, compared with the true share of common pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def words(seed: int, n: int) -> list[str]:
 
 @pytest.mark.parametrize("pieces", [alike.runs_of_words, alike.lines])
 def test_texts_that_are_alike_are_found(pieces: alike.Pieces) -> None:
-    """Of which 0 to 100 % are common. 64 hashes: a deviation of 0.0625, of which three are allowed."""
+    """Pairs that share 0 to 100 % of their pieces. 64 hashes: a standard deviation of 0.0625; three are allowed."""
     between = " " if pieces is alike.runs_of_words else "\n   "
     base = words(0, 900)
     for changed in range(0, 900, 30):

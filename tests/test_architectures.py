@@ -75,7 +75,7 @@ def layers(config: ModelConfig) -> list[ModelConfig]:
 
 
 def weights_of(model: Any, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """By our names. Gemma's gains are stored less 1."""
+    """The weights under our names. Gemma stores its gains minus 1."""
     post = config.post_norm
     norms = {
         "input_layernorm": "attn_norm",

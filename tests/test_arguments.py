@@ -1,4 +1,4 @@
-"""Whatever is handed in gets a result, or one error that names the parameter."""
+"""Any argument gives a result, or one error that names the parameter."""
 
 from __future__ import annotations
 

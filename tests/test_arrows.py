@@ -67,7 +67,7 @@ MODULES = modules()
 
 
 def imports_of(module: str) -> Iterator[Import]:
-    """All of a module, those inside functions too."""
+    """All imports of a module, also those inside functions."""
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -226,7 +226,7 @@ def test_the_runtime_imports_without_training_and_export() -> None:
 
 
 def test_the_verbs_import_without_libraries() -> None:
-    """So that `bitnet --help`, and a verb that does not need a library, work where there is none."""
+    """`bitnet --help`, and a verb that does not need a library, work without it."""
     names = [name for name in MODULES if name.startswith("bitnet_cli") and not name.endswith("__main__")]
     blocked = ("torch", "numpy", "tokenizers", "jinja2", "safetensors", "tqdm", "onnx", "matplotlib")
     run("".join(f"import {name}\n" for name in names), *blocked)

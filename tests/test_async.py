@@ -1,4 +1,4 @@
-"""The model for asyncio: the same answers, a loop that goes on, and an end within one token."""
+"""The model in asyncio: the same answers, an event loop that keeps running, and an end within one token."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_cancelled_task_ends_what_it_reads(slow: Model) -> None:
 
 
 def test_an_end_waits_for_no_other_answer(slow: Model) -> None:
-    """Those take all the threads that asyncio has."""
+    """The other answers occupy all threads that asyncio has."""
 
     async def main() -> None:
         stream = slow.astream([1], max_tokens=20_000)
@@ -122,7 +122,7 @@ def test_an_end_waits_for_no_other_answer(slow: Model) -> None:
 
 
 def test_a_piece_waits_for_no_other_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does what a program gives `asyncio.to_thread`."""
+    """Nor for what a program gives to `asyncio.to_thread`."""
     read, begun = threading.Event(), threading.Semaphore(0)
 
     def held(stream: Stream) -> Result:
@@ -164,7 +164,7 @@ def test_a_stream_leaves_no_thread(model: Model) -> None:
 
 
 class Streamer:
-    """As TextIteratorStreamer of transformers: one thread puts, another reads."""
+    """Like TextIteratorStreamer of transformers: one thread puts, another reads."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[str | None] = queue.Queue()

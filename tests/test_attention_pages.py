@@ -1,4 +1,4 @@
-"""`bitnet report --attention`: a picture for each layer and head, of what `attention_weights` says."""
+"""`bitnet report --attention`: a picture for each layer and head, showing `attention_weights`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 def test_weights(finished: Path) -> None:
-    """Of every token, from the document's first on; spaces can be seen."""
+    """A row for every token, from the first of the document on; spaces are visible."""
     names, layers = weights_of(Checkpoint.open(finished), "the cat\nsees")
     assert names[0] == "<|endoftext|>" and "".join(names[1:]) == "the·cat↵sees"
     n = len(names)

@@ -171,7 +171,7 @@ def is_picture(path: Path) -> bool:
 
 
 def bench_here(command: list[str], **_: object) -> argparse.Namespace:
-    """What the process of `bitnet bench` does (tests/test_cli_runtime.py starts some), here."""
+    """Do in this process what the process of `bitnet bench` does (tests/test_cli_runtime.py starts some)."""
     return argparse.Namespace(returncode=0, stdout=json.dumps(bench.measure(**json.loads(command[-1]))))
 
 
@@ -205,7 +205,7 @@ COUNTS = {"decode": 20, "embed": 5, "images": 3, "answer": 16}
 
 
 def test_shares_of_passes(tmp_path: Path) -> None:
-    """Each pass is held against the limit right behind it."""
+    """Each pass is compared with the limit measured right after it."""
     head = "avx2 2 1000000 500000 1000000 100 64 2000000"
     printed = f"{head}\n0.010 5.0 100.0\n0.020 2.5 50.0\n0.005 10.0 200.0\n"
     rows = [{"shape": "small"} | passes.summary(printed, kind, count, "f16") for kind, count in COUNTS.items()]
@@ -250,10 +250,8 @@ def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])
 def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> None:
-    """In its quick form; a second start finds every run made.
-
-    more: runs than there are rows, for the token ids and for seeds.
-    """
+    """The quick form; a second start finds every run made. more: runs besides the rows, for the token ids and for
+    seeds."""
     rng = random.Random(0)
     for folder in (tmp_path / "text", tmp_path / "runs"):
         folder.mkdir()
@@ -287,7 +285,7 @@ def test_rates(tmp_path: Path, called: list[str]) -> None:
 
 
 def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """With as many seeds as the defaults; the runs of all changes are its, too."""
+    """With as many seeds as the defaults, whose runs it shares with all other changes."""
     recipe = importlib.import_module("recipe")
     (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
     (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
@@ -304,7 +302,7 @@ def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pyt
 
 
 def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:
-    """Each way at each length, with each seed; a second start finds every run made."""
+    """Each way at each length with each seed; a second start finds every run made."""
     recipe = importlib.import_module("recipe")
     (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
     (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
@@ -363,7 +361,7 @@ def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
 
 
 def test_towers(tmp_path: Path) -> None:
-    """Every program makes as many vectors of an image as ours, of the same width."""
+    """Every program gives as many vectors per image as ours, of the same width."""
     towers = importlib.import_module("towers")
     config = towers.FAMILIES["so400m-14"].replace(image_size=28, **towers.SMALL)
     towers.prepare(config, tmp_path, 2)

@@ -47,7 +47,7 @@ def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
 
 
 def test_where_it_is_used() -> None:
-    """In training under autocast; what is evaluated stays as the engine computes it."""
+    """Only in training under autocast; evaluations compute as the engine does."""
     x = torch.zeros(1, 1, 4, 8)
     assert not attention_in_bf16(x)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,5 +1,5 @@
-"""The house: the header stands alone, the library exports its API and nothing else, versions agree,
-and a plain `cc *.c` gives a correct engine."""
+"""The build: headers stand alone, the library exports its API and nothing else, versions agree, and a plain `cc *.c`
+gives a correct engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCES = [*RUNTIME.glob("src/**/*.c")]  # those of other machines compile to no
 
 
 def run(*command: str | Path, **options: str) -> str:
-    """Standard output of a command; its standard error is the message when it fails."""
+    """Standard output of a command; if it fails, its standard error is the message."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, input=options.get("stdin"))
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -90,7 +90,7 @@ ARM_CC = CC if os.uname().machine in ("aarch64", "arm64") else "aarch64-linux-gn
     ],
 )
 def test_headers_inside_compile_alone(folder: str, compiler: str, flags: list[str]) -> None:
-    """And may come twice. A header that cannot is a template: its name and the next test say so."""
+    """And they may be included twice. One that cannot is a template: its name and the next test say so."""
     if "x86" in folder and os.uname().machine != "x86_64":
         pytest.skip("of x86")
     if not shutil.which(compiler):
@@ -115,7 +115,7 @@ TEMPLATES = sorted(RUNTIME.glob("src/**/*_template.h"))
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.stem))
 def test_templates_name_their_parameters(path: Path) -> None:
-    """In one block at the top; they are asked for before any use, and none is left behind."""
+    """In one block at the top; they are checked before any use and undefined at the end."""
     text = path.read_text(encoding="utf-8")
     comment, _, code = text.partition("*/")
     parameters = set(re.findall(r"^ \*   ([A-Z][A-Z0-9_]+)", comment.partition("Parameters:")[2], re.MULTILINE))
@@ -141,7 +141,7 @@ def test_the_module_is_hardened() -> None:
 
 
 def test_the_module_calls_its_own_functions(tmp_path: Path) -> None:
-    """Whatever the program has that loads it: the same functions of another version, say."""
+    """Even if the program that loads it has the same functions, perhaps of another version."""
     if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ:  # make sanitize
         pytest.skip("no LD_PRELOAD")
     other = tmp_path / "other.so"
@@ -164,7 +164,8 @@ def test_flags_that_change_results_are_refused(flag: str) -> None:
 
 
 def test_a_build_that_fuses_products_and_sums_is_refused(tmp_path: Path) -> None:
-    """Of flags that the preprocessor does not see. Where the compiler's default fuses nothing, neither do these."""
+    """With flags that the preprocessor does not see. Where the compiler does not fuse by default, these do not
+    either."""
     machine = os.uname().machine
     if machine not in ("x86_64", "aarch64") or ffi.string(lib.bn_isa_name(0)) == b"scalar":
         pytest.skip("no fused instruction")
@@ -200,7 +201,7 @@ def test_plain_build_computes_the_same_bits(plain_library: Path, tmp_path: Path)
 
 
 def test_example_of_the_header_runs(plain_library: Path, tmp_path: Path) -> None:
-    """As it stands there: it ends where its context does, and before that at the end token."""
+    """Unchanged: it ends when its context is full, or earlier at the end token."""
     example = "\n".join(re.findall(r"^ \*     (.*)$", HEADER.read_text().partition("Determinism.")[0], re.MULTILINE))
     assert "bn_session_append" in example
     program = f"""#include <bitnet_runtime.h>
@@ -383,7 +384,7 @@ def test_pkg_config_finds_the_installed_library(
 
 
 def test_programs_ask_for_the_minor_version_they_were_made_with(installed: dict[str, Path]) -> None:
-    """As find_package does: another may have other structs."""
+    """As find_package does: another minor version may have other structs."""
     if not sys.platform.startswith("linux") or not shutil.which("readelf"):
         pytest.skip("no readelf")
     major, minor, _ = importlib.metadata.version("bitnet-edge").split(".")
@@ -392,7 +393,7 @@ def test_programs_ask_for_the_minor_version_they_were_made_with(installed: dict[
 
 
 def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
-    """As the builds of Nix and Guix have them."""
+    """As in the builds of Nix and Guix."""
     places = [f"-DCMAKE_INSTALL_{name}=/opt/x/{name.lower()}" for name in ("LIBDIR", "INCLUDEDIR")]
     run(cmake_command(), "-S", ROOT, "-B", tmp_path, "-DCMAKE_INSTALL_PREFIX=/opt/x", *places)
     found = (tmp_path / "bitnet_runtime.pc").read_text().splitlines()
@@ -401,8 +402,8 @@ def test_places_of_an_installation_may_be_absolute(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("driver", ["", "2"], ids=["cmake", "scikit-build"])
 def test_another_project_can_have_it_as_a_folder(driver: str, tmp_path: Path) -> None:
-    """Its targets keep their names, its libraries stay static, and what joins its sources does not join these.
-    The other may be a Python package that scikit-build-core builds."""
+    """The other project's targets keep their names, its libraries stay static, and what collects its sources does not
+    collect these. It may be a Python package that scikit-build-core builds."""
     (tmp_path / "CMakeLists.txt").write_text(f"""
         cmake_minimum_required(VERSION 3.20)
         project(game LANGUAGES C)
@@ -428,7 +429,7 @@ def test_another_project_can_have_it_as_a_folder(driver: str, tmp_path: Path) ->
 
 
 def test_a_compiler_for_another_machine_is_enough(tmp_path: Path) -> None:
-    """Without a toolchain file, CMake believes that it builds for this machine."""
+    """Without a toolchain file, CMake assumes that it builds for this machine."""
     if not shutil.which(ARM_CC):
         pytest.skip(f"no {ARM_CC}")
     run(
@@ -470,7 +471,7 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="no make")
 
 @needs_make
 def test_make_installs_into_its_own_environment(tmp_path: Path) -> None:
-    """There pip refuses to install for the user, as PIP_USER or its own configuration may ask everywhere."""
+    """There pip refuses to install for the user, as PIP_USER or pip's own configuration may ask."""
     (tmp_path / "ask.mk").write_text("ask: ; @echo $$PIP_USER\n")
     files = ["-f", "Makefile", "-f", tmp_path / "ask.mk"]
     assert run("env", "PIP_USER=1", "make", "--no-print-directory", "-C", ROOT, *files, "ask") == "0\n"
@@ -478,7 +479,7 @@ def test_make_installs_into_its_own_environment(tmp_path: Path) -> None:
 
 @needs_make
 def test_make_notices_a_clone_that_was_moved(tmp_path: Path) -> None:
-    """In its environment nothing starts, or in a copy what is in the other."""
+    """Nothing in the environment of a moved clone starts; that of a copy would start what is in the original."""
     clone = tmp_path / "it's a clone"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
     shutil.copy(ROOT / "Makefile", clone)

@@ -1,4 +1,4 @@
-"""The engine's files stand on each other without circles: each can be read knowing only those below it."""
+"""The engine's files depend on each other without cycles: each can be read knowing only those below it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def functions(text: str) -> set[str]:
 
 
 def calls(files: Mapping[str, str]) -> Arrows:
-    """Which files name a function that another one defines. What is called through a pointer has no name there."""
+    """Which files name a function that another one defines. Calls through pointers have no name there."""
     home = {name: file for file, text in files.items() for name in functions(text)}
     named = {file: set(re.findall(r"\bbn_\w+", _SILENT.sub(" ", text))) for file, text in files.items()}
     return {file: {home[name] for name in names if name in home} - {file} for file, names in named.items()}
 
 
 def includes(files: Mapping[str, str]) -> Arrows:
-    """Which files include which others of these: from their own folder, else from the first."""
+    """Which of these files include which others: from their own folder, else from the first."""
     found: dict[str, set[str]] = {}
     for file, text in files.items():
         near = ((normpath(join(dirname(file), name)), name) for name in _INCLUDE.findall(text))

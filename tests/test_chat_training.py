@@ -102,7 +102,7 @@ def test_a_template_that_does_not_continue_its_prompt() -> None:
 
 
 def test_an_answer_of_weight_0_is_seen_and_not_learnt(tmp_path: Path) -> None:
-    """As in OpenAI's format; null is what tables write where a field is not there."""
+    """As in OpenAI's format; null is what tables write for a missing field."""
     file = tmp_path / "c.jsonl"
     talk = [TALK[0], TALK[1] | {"weight": 0}, TALK[2], TALK[3] | {"weight": None}]
     file.write_text(json.dumps({"messages": talk}))
@@ -185,7 +185,7 @@ def test_packing_keeps_every_token_once() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "global_every": 2, "rope_local_theta": 100.0}])
 def test_packed_is_unpacked(changes: dict[str, Any]) -> None:
-    """Each conversation of a row has the logits that it has alone."""
+    """Each conversation in a row has the logits that it has alone."""
     found, words = dialogues(9)
     torch.manual_seed(0)
     # Float layers: behind a quantizer the last bit of a sum may move an activation over an edge (design §10).
@@ -235,7 +235,8 @@ def test_what_lies_beyond_the_context_is_not_looked_at(monkeypatch: pytest.Monke
 
 
 def test_bytes_and_tokens_are_of_what_is_learnt() -> None:
-    """Not of what lies beyond the context: two with the same answer in sight have the same bits a byte."""
+    """What lies beyond the context does not count: two conversations with the same visible answer have the same bits
+    per byte."""
     encode, words = encoder()
     short = conversations.Conversation(TALK[:2], "here")
     asked = conversations.Conversation([{"role": "user", "content": "q" * 500}, TALK[1]], "here")

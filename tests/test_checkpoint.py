@@ -250,7 +250,7 @@ def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) 
 def test_a_full_disk(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the checkpoint of step 20, and then, after a resume, in the log of step 17."""
+    """At the checkpoint of step 20, and then, after a resume, in the log at step 17."""
     run, save, write = tmp_path / "run", saving.write, runlog.Log.write
 
     def full(folder: Path, snapshot: saving.Snapshot) -> Path:

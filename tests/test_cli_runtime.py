@@ -248,7 +248,7 @@ def test_bench_json(models: Path) -> None:
 
 
 def test_bench_with_an_adapter(models: Path, tmp_path: Path) -> None:
-    """Which is read for each token; what is no adapter of the model is refused."""
+    """The adapter is read for each token; a file that is not one of the model is refused."""
     args = ["bench", models / "small", "-t", 1, "--prompt", 8, "--gen", 4, "--repeat", 1, "--json"]
     random_adapter(models / "small", tmp_path / "a.bitnet")
     found = [json.loads(bitnet(*args, *more).stdout) for more in ([], ["--adapter", tmp_path / "a.bitnet"])]
@@ -262,7 +262,7 @@ def test_bench_with_an_adapter(models: Path, tmp_path: Path) -> None:
 
 
 def test_bench_at_any_depth() -> None:
-    """What nobody computes does not take long, and the context is what it has to be."""
+    """The part of the depth that is not computed is quick, and the context is as large as needed."""
     done = bitnet("bench", "--shape", "mini-gpt", "-t", 1, "--depth", 20_000, "--gen", 4, "--repeat", 1)
     assert done.returncode == 0, done.stderr
     assert "decode   4 tokens at depth 20000 (all but 64 of them copies): " in done.stdout

@@ -96,7 +96,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_one_line(unbuffered: str) -> None:
-    """Also when it is met as Python ends, and not before."""
+    """Also if the disk turns out to be full only when Python exits."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full")

@@ -17,7 +17,7 @@ LINES = re.sub(r"\\\n", "", (ROOT / "Containerfile").read_text()).splitlines()
 
 
 def values(name: str) -> list[str]:
-    """Of the instructions of this name."""
+    """The values of all instructions with this name."""
     return [line.split(maxsplit=1)[1] for line in LINES if line.startswith(name)]
 
 

@@ -1,4 +1,4 @@
-"""Conversion and its verification, apart from any foreign format; and the verb `bitnet convert`."""
+"""Conversion and its verification, independent of any foreign format; and the verb `bitnet convert`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
 
 
 def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) -> None:
-    """As `bitnet export` does, where it was left out without a word."""
+    """As in `bitnet export`; `bitnet convert` once ignored the option silently."""
     random_model(ODD.replace(weight_scale="group"), tmp_path / "m.bitnet", 5)
     source, out = source_of(tmp_path / "m.bitnet"), tmp_path / "out.bitnet"
     with pytest.raises(SourceError, match=r"q\.weight cannot be stored as TERNARY_5TRIT with group scale .*--encoding"):
@@ -108,7 +108,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, file: Path, read: int) -> list[in
 def test_a_source_that_is_cut_short_meanwhile(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By another program: one error, where a mapped file would end this one with a signal."""
+    """Truncated by another program: one error, where a mapped file would end this process with a signal."""
     (tmp_path / "in").mkdir()
     model, out = tmp_path / "in" / "m.bitnet", tmp_path / "out"
     random_model(ODD.replace(dim=64, head_dim=32, n_heads=2, ffn_dim=128, activation="silu"), model, 5)
@@ -338,7 +338,7 @@ def test_errors_of_writing_name_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_name_of_its_own(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even an empty one: a shell in it would be left in a folder that is gone."""
+    """Even an empty one: a shell in it would be left in a deleted folder."""
     own.with_name("empty").mkdir()
     monkeypatch.chdir(own.with_name("empty"))
     with pytest.raises(FileExistsError, match="has no name of its own; give the name of a new folder"):

@@ -1,4 +1,4 @@
-"""benchmarks/copying.py: what it takes for copying, and the checkpoints of a run."""
+"""benchmarks/copying.py: what it counts as copying, and the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Copies:
 
 
 def test_only_what_is_said_again_is_copied() -> None:
-    """No id comes twice in a piece: the first time is a guess, the second as sure as the model is."""
+    """No id occurs twice in a piece: the first occurrence is a guess, the second as certain as the model is."""
     ids = np.tile(np.arange(VOCABULARY), 20).astype(np.uint16)
     rows = copying.twice(ids, 10, 40)
     assert rows.shape == (40, 21) and (rows[:, 1:11] == rows[:, 11:]).all() and (rows[:, 0] == ids[0]).all()
@@ -56,7 +56,7 @@ def test_only_what_is_said_again_is_copied() -> None:
 
 
 def test_the_checkpoints_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each that was kept; what cannot be measured is one error."""
+    """One line for each checkpoint that was kept; one that cannot be measured is one error."""
     text = "the red cat sees a dog and a dog sees the house " * 200
     for name in "abcd":
         (tmp_path / f"{name}.txt").write_text(name + text, encoding="utf-8")

@@ -59,7 +59,7 @@ def test_end_token(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cuts_texts_and_fills_them_up(tmp_path: Path) -> None:
-    """As those of published models do: a document is whole nevertheless."""
+    """As those of published models do: documents are nevertheless encoded whole."""
     words, file = tokenizer.build("byte", [], 257), tmp_path / "tokenizer.json"
     words.enable_truncation(3)
     words.enable_padding(pad_id=7, length=20)
@@ -415,7 +415,7 @@ def test_tokenize_writes_once_and_maps(tmp_path: Path) -> None:
 
 
 def test_sides_have_the_digest_of_their_texts(tmp_path: Path) -> None:
-    """So a run that was begun when texts were kept in lists goes on."""
+    """Runs that were started when texts were kept in lists can be resumed."""
     for validation in (0.5, 1e-6):
         for side in corpus.split([f"{i} {text}" for i in range(9) for text in TEXTS], validation):
             digest = dataset.tokenize(side, MADE["bpe"], tmp_path, "a").digest

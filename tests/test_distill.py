@@ -1,4 +1,4 @@
-"""Distillation: what a student learns from a teacher, worked by hand and on tiny models."""
+"""Distillation: what a student learns from a teacher, computed by hand and on tiny models."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_relations_are_the_same_under_bf16() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"n_layers": 3, "n_heads": 4, "head_dim": 12, "n_kv_heads": 2}])
 def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
-    """Of the source itself and of a model with other layers, heads and widths; gradients reach the student alone."""
+    """For the source itself and a teacher with other layers, heads and widths; only the student gets gradients."""
     source, teacher = start(), start(seed=0 if not changes else 1, **changes)
     model, inputs = student(source), tokens()
     targets = inputs.clone()

@@ -32,7 +32,7 @@ FLOATS: dict[str, Any] = {"ternary": (), "head_format": "f32"}
 
 
 def start(config: ModelConfig, words: bool = True) -> Start:
-    """Of full precision, with layers that matter."""
+    """A full-precision source whose layers matter."""
     config = config.replace(**FLOATS, **({"vision": {"ternary": ()}} if config.vision else {}))
     model, read = seeded(config), tokenizer.build("byte", [], 257) if words else None
     for name, parameter in model.named_parameters():
@@ -178,7 +178,7 @@ FAST = ("--threads", "1", "--steps", "4", "--batch", "4", "--save-every", "2", "
     ],
 )
 def test_a_published_model_teaches(name: str, teacher: str, shares: tuple[str, ...], tmp_path: Path) -> None:
-    """And a run that is resumed goes on with the same teacher."""
+    """A resumed run continues with the same teacher."""
     hf_vision.save(name, tmp_path / "model")
     hf_vision.bytes_beside(tmp_path / "model")
     more: list[object] = list(shares)

@@ -1,4 +1,4 @@
-"""Distillation in runs: resumed in the same bits, with the teacher that they began with, and refused."""
+"""Distillation in runs: resumed with the same bits, with the teacher that they started with, and what is refused."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_readme_is_short() -> None:
     ],
 )
 def test_sentences_are_told_apart(text: str, expected: list[str] | None) -> None:
-    """None: two sentences, whose full stops within are not ends."""
+    """Full stops inside a sentence are not ends."""
     found = sentences(text)
     assert found == expected if expected is not None else len(found) == 2
 

@@ -61,7 +61,7 @@ def of_torch(model: Transformer, texts: list[list[int]], dtype: torch.dtype) -> 
 @pytest.mark.parametrize("floats", [True, False])
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_guesses_are_those_of_torch(changes: dict[str, Any], floats: bool, tmp_path: Path) -> None:
-    """Of a chain, the guesses of which PyTorch is given; their confidence is compared."""
+    """PyTorch is given the guesses of a chain, and their confidence is compared."""
     model, path = packed(changes, floats, tmp_path)
     drawn, texts, ours = np.random.default_rng(1), [], []
     with Model.load(path, kv_type="f32", threads=1) as engine, engine.session() as session:
@@ -107,7 +107,7 @@ def test_a_draft_layer_changes_no_token(model: Model, options: dict[str, Any]) -
 
 
 def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a text that noise decides, which a guess and a token meet alike. Before it knows how long steps take, a
+    """In a text decided by noise, which is the same for a guess and for a token. Until it knows how long steps take, a
     model makes all guesses."""
     random_model(SMALL.with_draft(), tmp_path / "m.bitnet")
     steps = counted_steps(monkeypatch)
@@ -117,7 +117,7 @@ def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_of_a_large_vocabulary_frequent_tokens_are_guessed(tmp_path: Path) -> None:
-    """Unless the text has many others. What is guessed depends on the text alone, and no token on that."""
+    """Unless the text has many others. Guesses depend only on the text, and no token depends on them."""
     frequent = 32768
     config = SMALL.replace(vocab_size=70_000, n_layers=1, max_context=400)
     random_model(config.with_draft(), tmp_path / "m.bitnet")

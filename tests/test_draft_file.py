@@ -65,7 +65,8 @@ def test_every_number_in_the_file_is_that_of_training(checkpoint: Checkpoint, en
 
 @pytest.mark.parametrize("tokens", [260, 8192])
 def test_export_compares_its_guesses(tokens: int, tmp_path: Path) -> None:
-    """With those of torch; another draft would be found. A large head has a sketch: there what is guessed counts."""
+    """With those of torch; another draft would be noticed. With a large head, which has a sketch, only the guesses
+    count."""
     checkpoint = of(SMALL.replace(vocab_size=tokens), tmp_path / "run")
     report = export_checkpoint(checkpoint.folder, tmp_path / "m.bitnet", tokens=600, sparse=False)
     assert report.draft and report.draft.median < 1e-5 and "64 chains of 3 guesses" in str(report)
@@ -102,7 +103,7 @@ def test_inspect_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_other_formats_are_those_of_the_model_alone(
     to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And it is said that the draft was left out."""
+    """The report says that the draft was left out."""
     plain = SMALL.replace(
         draft=None, ffn_dim=256, dim=256, head_dim=64, **({"activation": "silu"} if to == "gguf" else {})
     )

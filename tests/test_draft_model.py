@@ -1,5 +1,5 @@
-"""The draft layer: what it computes at every place of a text is what a chain of single steps computes, and the model
-that it belongs to does not notice it."""
+"""The draft layer: at every position of a text it computes what a chain of single steps computes, and it does not
+affect the model it belongs to."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_unrolled_steps_are_those_of_a_chain(changes: dict[str, Any]) -> None:
 
 
 def test_texts_of_one_row_do_not_see_each_other() -> None:
-    """Each has the states that it has alone, and no chain reaches over the edge."""
+    """Each has the states that it has alone, and no chain crosses the boundary."""
     model, tokens = made({}).train(), texts(1, 14)
     documents = torch.tensor([[0] * 6 + [1] * 8])
     targets = torch.cat([tokens[:, 1:], tokens[:, :1]], 1)
@@ -111,7 +111,7 @@ def test_the_model_begins_with_the_same_weights() -> None:
 
 @pytest.mark.parametrize("changes", [KINDS[0], KINDS[3], {"head_format": "ternary"}])
 def test_the_gradient_is_that_of_the_formula(changes: dict[str, Any]) -> None:
-    """Against the loss written down with whole logits, of a float model in fp64."""
+    """Compared with the loss written out with whole logits, for a float model in fp64."""
     model = made(changes).double()
     tokens = texts(2, 9)
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()

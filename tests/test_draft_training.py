@@ -1,4 +1,4 @@
-"""Drafts in training: beside a run, which does not notice, and afterwards, when the model stays as it is."""
+"""Drafts in training: during a run, which they do not affect, and afterwards, when the model stays as it is."""
 
 from __future__ import annotations
 

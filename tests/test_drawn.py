@@ -144,7 +144,7 @@ def test_captions_are_true() -> None:
 
 
 def test_pictures_show_what_the_scene_says() -> None:
-    """Each thing has its colour where it lies, and elsewhere is nothing; so nothing is cut off at the edge."""
+    """Each thing has its colour where it lies, and nothing lies elsewhere; so nothing is cut off at the edge."""
     middles = (np.arange(drawn.SIZE) + 0.5) / drawn.SIZE
     for each in [*TRAIN[:60], *HELD_OUT[:60]]:
         pixels = np.asarray(drawn.draw(each)).astype(int)

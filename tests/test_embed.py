@@ -1,4 +1,4 @@
-"""One vector for a text: the engine against torch, and what both refuse."""
+"""One vector per text: the engine compared with torch, and what both refuse."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_stride_of_the_context_is_no_overlap() -> None:
 
 @pytest.mark.parametrize("stride", [1, 3, 8])
 def test_loss_with_a_stride_token_by_token(stride: int) -> None:
-    """Against each token's probability after exactly the tokens that its window has before it."""
+    """Compared with each token's probability after exactly the tokens that precede it in its window."""
     model = Transformer(SMALL.replace(max_context=8)).double().eval()
     ids = [random.Random(1).randrange(SMALL.vocab_size) for _ in range(40)]
     result = evaluate(model, Overlapping(tokens_of(ids), stride), 8, batch=3)
@@ -88,7 +88,8 @@ def test_loss_with_a_stride_token_by_token(stride: int) -> None:
 
 
 def test_the_standard_error_is_how_far_parts_of_a_text_lie_from_the_whole() -> None:
-    """Of windows with losses of their own: over many draws of a part, the mean squared distance is the error's."""
+    """Windows have different losses: over many draws of a part, the mean squared distance is the square of the
+    error."""
     drawn = np.random.default_rng(0)
     nats, counted = drawn.normal(30, 8, 40), drawn.integers(5, 12, 40)
     whole = Result.of(spread(nats.tolist(), counted.tolist()), 40, 3.0)
@@ -113,7 +114,7 @@ def test_log_probabilities() -> None:
 
 
 def test_the_engine_scores_as_one_pass_does(tmp_path: Path) -> None:
-    """Every stride, also where a window fills the whole context, against the rows of logits of plain appends."""
+    """For every stride, also where a window fills the whole context, compared with the logits of plain appends."""
     ids = [random.Random(2).randrange(SMALL.vocab_size) for _ in range(60)]
     with Model.load(small_model(tmp_path, config=SMALL.replace(max_context=16))) as model:
         for stride in (1, 5, 16):
@@ -222,7 +223,7 @@ def test_with_an_adapter(trained: tuple[Path, Path, Path], tmp_path: Path, capsy
 def test_threads(
     trained: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the engine and of PyTorch."""
+    """In the engine and in PyTorch."""
     run, packed, text = trained
     taken: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", taken.append)

@@ -1,4 +1,4 @@
-"""Mixtures of experts and dropout in training: the same bits after an interruption, the balance, what is recorded."""
+"""Mixtures of experts and dropout in training: the same bits after an interruption, the balance, the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_interrupted_and_resumed_is_as_uninterrupted(
     run: Path, sentences: str, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    """With dropout: what is dropped is a function of seed and sequence, in the recomputed pass too."""
+    """Also with dropout: which values are dropped is a function of seed and sequence, in the recomputed pass too."""
     options = (*MODEL, "--balance-loss", "0.05", *more)
     killed_before(13, "train", *options, "--data", sentences, "--out", tmp_path / "run")
     assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
@@ -82,7 +82,7 @@ def test_damaged_records_of_experts_are_left_out() -> None:
 
 
 def test_the_balance_loss_balances(sentences: str, tmp_path: Path) -> None:
-    """Without quantizers, from a router that prefers one expert."""
+    """Without quantizers, starting from a router that prefers one expert."""
     found = {}
     for weight in ("0", "1"):
         out = tmp_path / weight

@@ -1,4 +1,4 @@
-"""Mixtures of experts in the engine: what torch computes, and the same bits however it is computed."""
+"""Mixtures of experts in the engine: the results of torch, and the same bits however they are computed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def draw(*shape: int, vocab_size: int = SMALL.vocab_size) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_float_experts_are_those_of_torch(name: str, tmp_path: Path) -> None:
-    """No rounding edges: every logit is compared. A tie of routes would show; none is as near as 1e-5."""
+    """There are no rounding edges, so every logit is compared. A tie between routes would show; none is closer than
+    1e-5."""
     config = SMALL.replace(**FORMS[name] | {"ternary": (), "weight_scale": "tensor"})
     model, texts = seeded(config), draw(3, 40)
     path = packed(model, tmp_path)

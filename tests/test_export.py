@@ -46,7 +46,7 @@ def untrained(tmp_path: Path) -> Path:
 
 
 def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) -> None:
-    """Against arithmetic written out here: γ = mean|W|, T = round(W/γ) within ±1, embedding rows by absmax."""
+    """Compared with the formulas: γ = mean|W|, T = round(W/γ) within ±1, embedding rows by absmax."""
     pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
     file, weights = PackedFile.open(tmp_path / "m.bitnet"), load_file(trained / "model.safetensors")
     ternary = 0
@@ -208,7 +208,7 @@ def test_a_head_as_trained_costs_nothing(untrained: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("activation", ["relu2", "silu"])
 def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
-    """Against layers written out here, on the same text."""
+    """Compared with layers written out here, on the same text."""
     folder = make_checkpoint(tmp_path / "run", SMALL.replace(activation=activation), steps=5)
     zeros = export_checkpoint(folder, tmp_path / "m.bitnet", tokens=1024).zero_inputs
     model = Checkpoint.open(folder).model
@@ -238,7 +238,7 @@ def test_a_date_that_is_none(untrained: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_vectors_have_no_loss_that_may_differ() -> None:
-    """Their numbers have one: rounding moves those of a text together, which chance limits do not allow for."""
+    """Their numbers may: rounding moves all numbers of a text together, which limits for chance do not allow for."""
     torch32 = np.zeros(4000)
     engine = torch32 + 1e-3 * (np.arange(4000) % 2)
     for vectors in (True, False):

@@ -1,4 +1,4 @@
-"""A checkpoint of every family to a packed file: what the engine computes of it is what torch does."""
+"""A checkpoint of every family as a packed file: the engine computes what torch does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def checkpoint_of(run: Path, config: ModelConfig) -> Path:
-    """With uneven gains, biases and routers."""
+    """A checkpoint with uneven gains, biases and routers."""
     torch.manual_seed(3)
     model = Transformer(config)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A checkpoint of a model that looks at images to a packed file: what is in it, and what the engine computes of it."""
+"""A checkpoint of a vision model as a packed file: its content, and what the engine computes from it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_not_what_its_configuration_says(
 
 @pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])
 def test_tokens_behind_an_image(config: ModelConfig) -> None:
-    """Each as a model says it that is given the text and the image alone."""
+    """Each token as predicted by a model that is given only the text and the image."""
     ids = np.random.default_rng(5).integers(0, 249, (4, 12))
     model, texts, at = seeded(config), behind_images(config, ids), 0
     scores = torch_scores(model, texts)
@@ -202,7 +202,7 @@ def test_the_loss_of_training_is_that_of_the_engine(name: str, tmp_path: Path) -
 
 
 def test_the_text_is_that_of_the_run_and_shows_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where a text names the token that stands for a vector of an image."""
+    """Even if a text contains the token that stands for a vector of an image."""
     (tmp_path / "files").mkdir()
     data = questions(tmp_path / "files")
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Checkpoints that give no packed file: damaged ones, files that are not as the checkpoint, wrong usage."""
+"""Checkpoints that give no packed file: damaged ones, files that differ from their checkpoint, wrong usage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_a_run_that_goes_on_may_remove_the_checkpoint(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it does with those that are not among its newest: the next one is taken, up to three times."""
+    """A running run removes old checkpoints: then the next one is taken, up to three times."""
     made, left = make_checkpoint(tmp_path / "run"), [times]
     inner = pack.pack_checkpoint
 
@@ -126,7 +126,7 @@ def test_an_engine_that_computes_something_else_is_found(
 def test_a_model_that_diverged_is_told_from_an_engine_that_is_wrong(
     untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is far above guessing, 5.55 nats here, has larger last digits."""
+    """A loss far above that of guessing, 5.55 nats here, has a larger rounding error."""
     module = __import__("bitnet_export.checkpoint.verify", fromlist=["verify"])
     for name in ("engine_scores", "torch_scores"):
         right = getattr(module, name)

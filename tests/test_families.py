@@ -1,4 +1,4 @@
-"""What families other than the plain decoder promise: masks, documents, vectors for tokens, experts, dropout."""
+"""Properties of the families other than the plain decoder: masks, documents, vectors for tokens, experts, dropout."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_who_sees_whom() -> None:
 
 @pytest.mark.parametrize("changes", [{}, ENCODER, {"position": "sinusoidal"}, {"position": "none"}, EXPERTS])
 def test_texts_in_one_row_are_as_alone(changes: dict[str, Any]) -> None:
-    """And so filling, a document of its own, changes nothing: this is the padding mask."""
+    """So padding, which is a document of its own, changes nothing: this is the padding mask."""
     model, a, b = seeded(SMALL.replace(**changes)), tokens(1, 9), tokens(1, 20)[:, 13:]
     row, documents = torch.cat([a, b], 1), torch.tensor([[0] * 9 + [1] * 7])
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_sinusoids_by_hand() -> None:
 
 
 def test_sinusoids_of_a_random_model(tmp_path: Path) -> None:
-    """By numpy, for it needs no torch; the two sines may differ in the last place of fp64."""
+    """Computed by numpy, as it needs no torch; the two sines may differ in the last place of fp64."""
     random_model(SMALL.replace(position="sinusoidal", dim=47, max_context=50), tmp_path / "m.bitnet")
     file = PackedFile.open(tmp_path / "m.bitnet")
     table = next(file.values(record) for record in file.tensors.values() if record.key.name == "position.weight")

@@ -126,7 +126,7 @@ def test_ternary_models(changes: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 def test_same_bits_on_every_tier(changes: dict[str, Any], kv_type: str, tmp_path: Path) -> None:
-    """And for every number of threads, cut and batch."""
+    """And for every number of threads, every split of the text and every batch."""
     _, path = made(BASE.replace(**changes), tmp_path)
     text, batch = texts(1, 60)[0], [row[: 1 + i % 9] for i, row in enumerate(texts(30, 9))]
     logits, vectors = set(), set()
@@ -151,7 +151,7 @@ def test_export_verifies_them(changes: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activation", ["relu2", "relu"])
 def test_lines_change_no_bit_behind_a_layer_norm(activation: str, tmp_path: Path) -> None:
-    """Which makes of the zeros that lines are skipped for something else."""
+    """The norm turns the zeros, for which lines are skipped, into other values."""
     changes = {**LAYER_NORM, **BIASES, "activation": activation, "residual_norm": True, "linear_norm": True}
     _, path = made(BASE.replace(**changes), tmp_path)
     pack_checkpoint(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "lines.bitnet", sparse=True)

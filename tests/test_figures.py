@@ -1,4 +1,4 @@
-"""Figures that the docs take from benchmarks/results are those that stand there, rounded."""
+"""Figures that the docs take from benchmarks/results are the ones there, rounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def numbers(text: str) -> list[str]:
 
 
 def rows(page: str, begins: str) -> str:
-    """All but the first line of a table."""
+    """All rows of a table but the first."""
     assert page.count(begins) == 1, f"{page.count(begins)} tables begin with {begins!r}"
     return page[page.index(begins) :].partition("\n\n")[0].partition("\n")[2]
 
@@ -67,7 +67,7 @@ def is_rounding_of(shown: str, found: list[float]) -> bool:
 
 @pytest.mark.parametrize(("name", "begins", "results"), TABLES)
 def test_figures_are_those_of_the_results(name: str, begins: str, results: tuple[str, ...]) -> None:
-    """Of three digits or more: shorter ones would be found anywhere."""
+    """Figures of three digits or more: shorter ones would be found anywhere."""
     texts = [(RESULTS / f"{each}.md").read_text(encoding="utf-8") for each in results]
     found = [float(number.replace(",", "").rstrip(",")) for text in texts for number in numbers(text)]
     shown = [number.rstrip(",") for number in numbers(rows((ROOT / name).read_text(encoding="utf-8"), begins))]

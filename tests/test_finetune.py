@@ -135,8 +135,8 @@ def test_every_family_is_read(name: str, tmp_path: Path) -> None:
 
 
 def test_an_encoder_becomes_ternary_by_contrast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that was published, in full precision: `--objective next` says what it is for. As BERT's its tokenizer alone
-    says what stands around a text, and the run compares what the engine will."""
+    """A published full-precision one; the error for `--objective next` says what it is for. As in BERT, only its
+    tokenizer says which tokens surround a text, and the run compares what the engine will."""
     hf_families.save("bert", tmp_path / "bert")
     listed = [
         "[CLS]",
@@ -183,7 +183,7 @@ def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: P
 
 
 def test_masters_that_their_folder_does_not_declare(tmp_path: Path) -> None:
-    """As those of Falcon-E, which are trained as a plain Llama: the report has the words that config.json lacks."""
+    """As those of Falcon-E, which were trained as a plain Llama: the report says what config.json lacks."""
     published = hf_models.falcon_masters()
     declared = published.config.pop("quantization_config")
     folder = published.save(tmp_path / "masters")

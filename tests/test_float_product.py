@@ -20,7 +20,7 @@ def _seeded() -> None:
 
 
 def matrices(rows: int, columns: int) -> list[Tensor]:
-    """As they lie in memory: row by row, column by column, as part of wider rows, and one row for all."""
+    """In different memory layouts: by rows, by columns, as part of wider rows, and one row repeated."""
     wide = torch.randn(rows, columns + 3)
     return [wide[:, :columns].clone(), wide.mT[:columns].clone().mT, wide[:, 1 : columns + 1],
             torch.randn(1, columns).expand(rows, columns)]  # fmt: skip
@@ -70,7 +70,7 @@ def test_autocast_and_fp64_are_torchs_own() -> None:
 
 @pytest.mark.skipif(not float_product.HAS_BOTH, reason="torch has one library here")
 def test_what_is_compiled_is_the_same() -> None:
-    """As a call that inductor takes as it is: it refuses oneDNN's own, but for constants."""
+    """As a call that inductor leaves unchanged: it accepts oneDNN's own only for constants."""
     seen: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:

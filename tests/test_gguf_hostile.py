@@ -215,7 +215,7 @@ def test_numbers_of_another_kind_that_mean_the_same(made):
 
 
 def test_a_table_of_rope_factors(tmp_path):
-    """Of llama-arch files with Llama 3's scaling: its factors, or all 1, and nothing else."""
+    """In llama-arch files with Llama 3's scaling: its factors, or all 1, and nothing else."""
     made = models.example(tmp_path / "m.gguf", "llama", F16, unit=26)
     for factors, message in (
         (np.ones(13), ""),

@@ -1,4 +1,4 @@
-"""GGUF files in: every type and architecture gives the codes, scales and logits that it should."""
+"""Reading GGUF files: every type and architecture gives the right codes, scales and logits."""
 
 import json
 
@@ -232,7 +232,7 @@ def test_a_head_stored_twice_is_tied(tmp_path):
 
 @pytest.mark.parametrize("group", [64, 128])
 def test_q2_0_of_both_groups(group, tmp_path):
-    """One type id, two layouts: told apart by where the tensors are."""
+    """One type id, two layouts, distinguished by the offsets of the tensors."""
     made, _ = small(tmp_path, "qwen3")
     made = models.example(made.path, "qwen3", Q2_0 if group == 64 else PQ2_0, unit=128, scope="group")
     made.tensors = {name: (Q2_0 if n == PQ2_0 else n, *rest) for name, (n, *rest) in made.tensors.items()}
@@ -257,7 +257,7 @@ def test_tables_are_the_gguf_packages(tmp_path):
 
 
 def test_ternary_tables_stay_ternary(tmp_path):
-    """As in Ternary-Bonsai, where the embedding is in the type of the linears."""
+    """As in Ternary-Bonsai, whose embedding has the type of the linear layers."""
     made = models.example(tmp_path / "m.gguf", "qwen3", PQ2_0, unit=128, scope="group")
     codes = RANDOM.integers(-1, 2, (131, 384)).astype(np.int8)
     codes[:, ::32] = 1

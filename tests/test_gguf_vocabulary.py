@@ -1,4 +1,4 @@
-"""The tokenizer of a packed file as GGUF has it, and of what `--preset gguf` trains: held against llama.cpp, too."""
+"""The tokenizer of a packed file, and the one that `--preset gguf` trains, as GGUF; compared with llama.cpp, too."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_sentencepiece_vocabulary() -> None:
 
 
 def around(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """With special tokens around a text."""
+    """The tokenizer with special tokens around a text."""
     special = [(word, tokenizer.token_to_id(word)) for word in template.split() if word != "$A"]
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     return tokenizer
@@ -124,7 +124,7 @@ def around(tokenizer: Tokenizer, template: str) -> Tokenizer:
 @pytest.mark.parametrize("template", ["<s> $A", "$A </s>", "<s> $A </s>", "$A"])
 @pytest.mark.parametrize("said", [{}, {"bos_token_id": 1}])
 def test_what_goes_around_a_text_is_in_the_keys(template: str, said: dict[str, Any]) -> None:
-    """Whoever says it: the tokenizer alone, or the generation defaults."""
+    """Whether only the tokenizer says so or the generation defaults do."""
     tokenizer = around(sentencepiece(), template).to_str().encode()
     engine = runtime.Tokenizer(tokenizer, 266, said.get("bos_token_id"))
     keys = vocabulary(tokenizer, 266, {"eos_token_ids": [2], **said})
@@ -147,7 +147,7 @@ def test_more_around_a_text_than_llama_cpp_puts_there_is_refused() -> None:
 
 
 def test_three_tokens_that_end_an_answer_and_more() -> None:
-    """Those that llama.cpp knows by their names need no key."""
+    """Those that llama.cpp knows by name need no key."""
     tokenizer, notes = byte_level(split(LLAMA3)), list[str]()
     tokenizer.add_special_tokens(["<|im_end|>", "<a>", "<b>", "<c>", "<d>"])
     vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [259, 260, 261]}, notes)
@@ -162,7 +162,7 @@ def test_three_tokens_that_end_an_answer_and_more() -> None:
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_a_space_behind_special_tokens_is_noted(legacy: bool, tmp_path: Path) -> None:
-    """Only where the engine does not put one there, as llama.cpp does."""
+    """Only if the engine, unlike llama.cpp, does not add one there."""
     words = Vocabulary(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "▁t"], [2, *[6] * 256, 1, 1, 1])
     tokenizer = sentencepiece_bpe(words, [float(i) for i in range(260)], legacy=legacy)
     path = build(tmp_path, BITNET.replace(vocab_size=260, n_layers=1), tokenizer=tokenizer)

@@ -1,4 +1,5 @@
-"""A packed file as GGUF: read by hand, by the `gguf` package, by our own reader, and by llama.cpp where it is."""
+"""A packed file as GGUF: read by hand, by the `gguf` package, by our own reader, and by llama.cpp if it is
+installed."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def decode_q2_0(raw: bytes) -> list[float]:
 
 
 def decode_q6_k(raw: bytes) -> list[float]:
-    """Of the 6 bits of a weight, 4 lie in the first 128 bytes and 2 in the next 64."""
+    """Of the 6 bits of a weight, 4 are in the first 128 bytes and 2 in the next 64."""
     out = []
     for at in range(0, len(raw), 210):
         block, unit = raw[at : at + 210], f16(raw[at + 208 : at + 210])
@@ -235,7 +236,7 @@ def test_ternary_tables_stay_ternary(tmp_path: Path, tied: bool) -> None:
 
 
 def test_a_ternary_table_that_no_block_holds_is_exact(tmp_path: Path) -> None:
-    """Its scale is no fp16 number, and llama.cpp has no `.scale` of an embedding."""
+    """Its scale is not an fp16 number, and llama.cpp has no `.scale` for an embedding."""
     path, out = build(tmp_path, BITNET.replace(head_format="ternary", n_layers=1)), tmp_path / "m.gguf"
     file = PackedFile.open(path)
     record = file.tensors[Key(0, records.NONE, records.ROLE["embedding"], records.NONE, 0)]
@@ -259,7 +260,7 @@ def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
 
 
 def test_int8_linear_layers_are_floats_or_refused(tmp_path: Path) -> None:
-    """Their codes are no ternary ones, whatever their scales are."""
+    """Their codes are not ternary, whatever their scales are."""
     path, out = build(tmp_path, LLAMA.replace(ternary=[]), linears="int8"), tmp_path / "m.gguf"
     for body in ("TQ2_0", "TQ1_0", "Q2_0"):
         with pytest.raises(ValueError, match=r"attn_q\.weight.*: int8 linear layers; write them as F16 or F32"):
@@ -320,7 +321,7 @@ def test_what_cannot_be_written_is_refused_by_name(
 
 
 def test_everything_in_the_way_is_said_at_once(tmp_path: Path) -> None:
-    """What a model of `bitnet train` without --preset gguf lacks: activation, widths, pieces of text."""
+    """What a model of `bitnet train` without --preset gguf lacks: activation, widths, pre-tokenizer."""
     config = BITNET.replace(activation="relu2", dim=192, n_heads=3, n_kv_heads=1, vocab_size=300)
     path, words = tmp_path / "m.bitnet", built_in.build("bpe", ["some text"], 300)
     words.normalizer = normalizers.Lowercase()
@@ -359,7 +360,7 @@ def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path) -> None:
 
 
 def correlation_with_llama_cpp(model: Path, out: Path) -> float:
-    """Of the logits of 32 tokens."""
+    """The correlation of the logits of 32 tokens."""
     llama_cpp = pytest.importorskip("llama_cpp")
     tokens = np.random.default_rng(0).integers(0, 131, 32).tolist()
     options = {"n_ctx": 64, "n_threads": 1, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}

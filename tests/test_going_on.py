@@ -1,4 +1,4 @@
-"""What a run that goes on keeps of what it was: its place in the data, its best checkpoint, its end."""
+"""What a resumed run keeps: its place in the data, its best checkpoint, its end."""
 
 from __future__ import annotations
 

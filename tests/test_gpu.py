@@ -131,7 +131,7 @@ class StepsHere:
 
 
 def test_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails is reported, and the rest runs: a process that fails is followed by another."""
+    """A failure is reported, and the rest still runs: a process that fails is replaced."""
 
     def fails(place: Any) -> Any:
         raise RuntimeError("no such luck")

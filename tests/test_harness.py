@@ -44,7 +44,7 @@ WORST = 0.03  # nats a token, see above
 
 
 def words(start: bool) -> Tokenizer:
-    """Of 301 tokens; start: a text begins with <s>."""
+    """A tokenizer of 301 tokens; start: a text begins with <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -30,8 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_portions_are_the_whole(
     kind: str, amount: float, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32 sums in another order differ by some 2⁻²⁴; under autocast portions of a gradient are rounded to
-    bf16, 2⁻⁹, before they are added."""
+    """In fp32, sums in another order differ by about 2⁻²⁴; under autocast, portions of a gradient are rounded to bf16,
+    2⁻⁹, before they are added."""
     torch.manual_seed(1)
     model = Transformer(ModelConfig(**SMALL | KINDS[kind]))
     model = model.double() if precision == torch.float64 else model

@@ -144,7 +144,7 @@ def test_the_floats_of_a_ternary_model_stay_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", hf_families.MAKE)
 def test_out_again(name: str, tmp_path: Path) -> None:
-    """From transformers to a packed file and back: it loads every tensor, and computes what it computed."""
+    """From transformers to a packed file and back: transformers loads every tensor, and computes the same."""
     theirs = hf_families.save(name, tmp_path / "model")
     with open_source(tmp_path / "model") as source:
         pack_source(source, tmp_path / "m.bitnet", head="f32")
@@ -173,7 +173,8 @@ def test_out_again(name: str, tmp_path: Path) -> None:
 
 
 def test_texts_become_vectors_as_sentence_transformers_has_them(tmp_path: Path) -> None:
-    """With the words of the folder and what they put before and behind a text; the mean, or what the folder says."""
+    """With the folder's tokenizer and the tokens it adds around a text; the mean, or the pooling that the folder
+    names."""
     theirs = hf_families.save("bert", tmp_path / "model")
     words = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()

@@ -22,7 +22,7 @@ torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the w
 
 
 def model_of(source: Source) -> Transformer:
-    """In torch, with the source's tensors as they are."""
+    """Our model in torch, with the source's tensors unchanged."""
     model = Transformer(source.config.replace(head_format="f32"))
     weights = {}
     for spec in records.expected_tensors(source.config):
@@ -77,7 +77,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
     ids=str,
 )
 def test_fields_count_where_transformers_reads_them(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
-    """What one family reads another passes over."""
+    """A field that one family reads is ignored by another."""
     hf_families.save(name, tmp_path)
     edit(tmp_path, **fields)
     plain = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if "moe" in name else {})
@@ -86,7 +86,7 @@ def test_fields_count_where_transformers_reads_them(name: str, fields: dict[str,
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_head_beside_tied_embeddings(another: bool, tmp_path: Path) -> None:
-    """One that differs counts, as in transformers 5."""
+    """A head that differs is used, as in transformers 5."""
     hf_families.save("llama", tmp_path)
     edit(tmp_path, tie_word_embeddings=True)
     table = "model.embed_tokens.weight"
@@ -117,7 +117,7 @@ def test_model_type_alone(name: str, tmp_path: Path) -> None:
 
 
 def test_a_backbone_without_the_prefix_of_the_whole(tmp_path: Path) -> None:
-    """As the weights of gpt2 were published, with the masks of older programs."""
+    """As the weights of gpt2 were published, with the mask buffers of older versions."""
     theirs = hf_families.save("gpt2", tmp_path / "model")
 
     def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -289,7 +289,7 @@ ODD = [None, True, -1, 0, 10**30, 1e30, 1e-30, "x", [], {}, [1], {"a": 1}]
 
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "qwen3_moe", "gpt2", "bert", "roberta"])
 def test_odd_values_everywhere(name: str, tmp_path: Path) -> None:
-    """Of any field: the folder opens, or one SourceError."""
+    """For every field: the folder opens, or there is one SourceError."""
     hf_families.save(name, tmp_path / "model")
     config, outcomes = json.loads((tmp_path / "model" / "config.json").read_text()), set()
     for field in config:

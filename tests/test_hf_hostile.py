@@ -88,7 +88,7 @@ def test_a_shard_that_git_left_out(sharded):
 
 
 def test_a_name_twice_among_many(folder):
-    """Names are counted in one pass: pair by pair this takes hours."""
+    """Names are counted in one pass; comparing pairs would take hours."""
     names = ", ".join(f'"{i}": 0' for i in range(600_000))
     (folder / "config.json").write_text(f'{{{names}, "599999": 0}}')
     start = time.monotonic()
@@ -104,7 +104,7 @@ def test_many_fields_that_are_not_known(folder):
 
 
 def test_many_modules_that_are_not_converted():
-    """Layers times names: a list of 8 MB against 1,024 layers of seven projections."""
+    """Layers × names: a list of 8 MB against 1,024 layers of seven projections."""
     names = frozenset(f"x.{i}" for i in range(1_000_000)) | {"model.layers.3", "5.mlp.down_proj"}
     quantization = Quantization(True, False, False, 1e-6, names)
     modules = [f"model.layers.{i}.{name}" for i in range(1024) for name in ("self_attn.q_proj", "mlp.down_proj")]
@@ -326,7 +326,7 @@ def test_one_value_of_the_first_layer_makes_floats_of_a_role_and_is_said(tmp_pat
 
 
 def test_the_first_layer_that_is_not_all_zero_tells(tmp_path):
-    """A dead matrix is neither ternary nor not."""
+    """A matrix of zeros is neither ternary nor float."""
     model = hf_models.trilm("row")
     for name, tensor in model.tensors.items():
         if name.startswith("model.layers.0.") and "_proj" in name:
@@ -341,7 +341,7 @@ def test_the_first_layer_that_is_not_all_zero_tells(tmp_path):
 
 
 def test_the_scale_of_a_head_that_is_the_embedding(tmp_path):
-    """transformers multiplies logits by it; 1 says nothing."""
+    """transformers multiplies logits by it; 1 changes nothing."""
     model = hf_models.bitnet_packed()
     assert model.config["tie_word_embeddings"]
     model.tensors["lm_head.weight_scale"] = torch.ones(1)
@@ -371,7 +371,7 @@ def test_another_models_tokenizer(folder):
 
 
 def test_bad_generation_defaults(folder):
-    """What the engine does not take is left out, and the rest counts."""
+    """Those that the engine does not accept are left out; the rest is kept."""
     said = {"do_sample": True, "temperature": "hot", "top_k": -1, "top_p": 0.5}
     (folder / "generation_config.json").write_text(json.dumps(said))
     with open_source(folder) as source:

@@ -1,4 +1,4 @@
-"""config.json of Hugging Face folders, wrong and odd: one clear error each, or what transformers makes of it."""
+"""Wrong and unusual config.json files of Hugging Face folders: one clear error each, or the values of transformers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ ODD = [None, True, -1, 0, 10**30, 1e30, 1e-30, "x", [], {}, [1], {"a": 1}, {"ful
     "make", [hf_models.llama_packed, hf_models.qwen2_packed, lambda: hf_models.embedding("gemma3")]
 )
 def test_odd_values_everywhere(make, tmp_path):
-    """Of any field: the folder opens, or one SourceError."""
+    """For every field: the folder opens, or there is one SourceError."""
     model, outcomes = make(), set()
     folder = model.save(tmp_path / "model")
     names = [*model.config, "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"]
@@ -128,7 +128,7 @@ def test_windows_from_a_layer_on(tmp_path):
 
 
 def test_embedding_models(tmp_path):
-    """How vectors are made is in a folder of its own; norms before projections are there in one way or the other."""
+    """The pooling is described in a folder of its own; norms before projections come in one of two ways."""
     model = hf_models.embedding("gemma3")
     folder = model.save(tmp_path / "model")
     (folder / "1_Pooling").mkdir()
@@ -151,7 +151,7 @@ def test_embedding_models(tmp_path):
 
 
 def test_a_packed_table(packed, folder):
-    """An embedding of four codes a byte is ternary, as the projections are."""
+    """An embedding of four codes per byte is ternary, like the projections."""
     edit(folder, vocab_size=304, tie_word_embeddings=True)
 
     def change(tensors):

@@ -50,7 +50,7 @@ def converted(request, tmp_path_factory):
 
 
 def test_codes_and_scales(converted):
-    """Every one, in the packed file."""
+    """All of them, in the packed file."""
     model, path = converted
     file = PackedFile.open(path)
     places = {f"layers.{layer}.{name}": Key(0, layer, ROLE[role], NONE, 0)
@@ -69,13 +69,13 @@ def is_decoder(model):
 
 
 def reference(model, tokens, dtype=torch.float32, noise=0):
-    """Logits (n, T, vocabulary), or of an embedding model one vector of length 1 a text."""
+    """Logits (n, T, vocabulary), or for an embedding model one vector of length 1 per text."""
     out = model.forward(tokens, dtype, noise)
     return out if is_decoder(model) else out[:, -1] / np.linalg.norm(out[:, -1], axis=-1, keepdims=True)
 
 
 def engine(model, path, tokens):
-    """The same of the engine."""
+    """The same from the engine."""
     with Model.load(path, kv_type="f32") as loaded:
         if not is_decoder(model):
             return loaded.embed(tokens.tolist()).astype(np.float64)
@@ -87,7 +87,7 @@ def engine(model, path, tokens):
 
 
 def test_short_prompts(converted):
-    """Many, so that the median is of prompts without an activation at the edge of two codes."""
+    """Many, so that the median is one of prompts without an activation at a rounding edge."""
     model, path = converted
     tokens = np.random.default_rng(0).integers(0, 301, (24, 7))
     expected = reference(model, tokens)
@@ -114,7 +114,7 @@ def test_long_text(converted):
 
 
 def test_round_trip(converted, tmp_path):
-    """Ours to Hugging Face and back: every value, every scale, the configuration."""
+    """From our file to Hugging Face and back: every value, every scale, the configuration."""
     model, path = converted
     if not is_decoder(model):
         pytest.skip("transformers has no class for a norm before every projection of a backbone")
@@ -147,7 +147,7 @@ ROPE = {
 @pytest.mark.parametrize("old", [False, True], ids=["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", ROPE)
 def test_rope_scaling(kind, old, tmp_path):
-    """The frequencies of transformers, whether its version 5 wrote the folder or one before."""
+    """The frequencies of transformers, whether version 5 or an earlier one wrote the folder."""
     given = {"rope_type": kind.split(",")[0], **ROPE[kind]}
     model = hf_models.llama_packed(head_dim=40, rope_parameters={"rope_theta": 10_000.0, **given})
     if old:
@@ -189,7 +189,7 @@ def test_what_comes_with_the_weights(tmp_path):
 
 
 def test_ternary_floats_are_not_quantized_twice(tmp_path):
-    """Of a model that declares bitnet too: mean|W| of ternary values is smaller than their scale."""
+    """Also in a model that declares bitnet: mean|W| of ternary values is smaller than their scale."""
     model = hf_models.trilm()
     model.config["quantization_config"] = hf_models.DIVIDE
     with open_source(model.save(tmp_path / "model")) as source:

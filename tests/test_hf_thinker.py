@@ -1,4 +1,4 @@
-"""Checkpoints of a Thinker: our model of their tensors is theirs, and what is no checkpoint is refused."""
+"""Checkpoints of a Thinker: our model with their tensors computes the same, and what is not a checkpoint is refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_its_project_computes(form: str, tmp_path: Path) -> None:
 
 
 def test_where_the_weights_are(tmp_path: Path) -> None:
-    """With the state of training, compiled, with a bias of the head, as safetensors."""
+    """With training state, compiled, with a bias of the head, as safetensors."""
     config, theirs = make("dense", head_bias=True)
     state = theirs.state_dict()
     compiled = {key.replace("blocks.0.", "blocks.0._orig_mod."): value for key, value in state.items()}
@@ -140,7 +140,7 @@ def test_other_bytes(content: bytes, tmp_path: Path) -> None:
 
 
 def test_what_is_small_and_would_fill_the_memory(tmp_path: Path) -> None:
-    """Compressed a thousand times, or of entries that are the same bytes."""
+    """Compressed a thousandfold, or with entries that share the same bytes."""
     folder = save(tmp_path / "model", SMALL, {"a": torch.zeros(1000), "b": torch.zeros(1000)})
     path = folder / "thinker.pt"
     with zipfile.ZipFile(path) as archive:

@@ -35,7 +35,7 @@ Found = dict[str, torch.Tensor]
 
 
 def model_of(source: Source) -> Transformer:
-    """In torch, with the source's tensors as they are."""
+    """Our model in torch, with the source's tensors unchanged."""
     model = Transformer(source.config.replace(head_format="f32"))
     weights = dict(model.state_dict())
     for stack, config in enumerate(source.config.stacks):
@@ -138,7 +138,7 @@ def test_names_as_transformers_has_them_in_memory(tmp_path: Path) -> None:
 
 
 def test_the_older_objects_of_clip_count(tmp_path: Path) -> None:
-    """As LAION published: what text_config says is not true."""
+    """As LAION published them: what text_config says is wrong."""
     theirs = hf_vision.save("clip", tmp_path / "model")
     said = json.loads(config_of(tmp_path / "model"))
     older = {f"{part}_config_dict": said[f"{part}_config"] for part in ("text", "vision")}
@@ -161,7 +161,7 @@ def test_the_older_objects_of_clip_count(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_a_folder_need_not_say(architecture: str, theirs: Any) -> None:
-    """Published configurations name what differs from the defaults, sometimes nothing."""
+    """Published configurations contain only what differs from the defaults, sometimes nothing."""
     parts = (
         {}
         if architecture.endswith(("VisionModel", "TextModel", "ViTModel"))
@@ -198,7 +198,7 @@ def edit_tensors(folder: Path, change: Any) -> None:
 
 @pytest.mark.parametrize("name", hf_vision.MAKE)
 def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
-    """`convert` holds it against torch on images and texts of its own, on the way."""
+    """On the way, `convert` compares it with torch on its own images and texts."""
     theirs = hf_vision.save(name, tmp_path / "model")
     report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", linears="f32", tokens=64)
     assert "nothing is ternary, linear layers are F32" in str(report)
@@ -260,7 +260,7 @@ def test_smaller_linears(name: str, linears: str, tmp_path: Path) -> None:
 def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(
     side: str, says: dict[str, str], tmp_path: Path
 ) -> None:
-    """A SigLIP learned from texts of one length, and attends to what fills them; a SigLIP 2 puts that in front."""
+    """A SigLIP learned from texts of one length and attends to the padding; a SigLIP 2 has the padding in front."""
     theirs = hf_vision.save("siglip, bytes", tmp_path / "model")
     words = tokenizer.build("byte", [], 257)
     words.save(str(tmp_path / "model" / "tokenizer.json"))
@@ -282,7 +282,7 @@ def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("token", [5, tokenizer.END_ID])
 def test_texts_are_filled_up_alike_after_a_round_trip(side: str, token: int, tmp_path: Path) -> None:
-    """By a special token, and by one that only config.json names: of the tokenizer it is a letter."""
+    """With a special token, and with one that only config.json names: in the tokenizer it is a letter."""
     hf_vision.save("siglip, bytes", tmp_path / "model")
     hf_vision.bytes_beside(tmp_path / "model")
     said = {"padding_side": side} | ({"pad_token": tokenizer.END} if token == tokenizer.END_ID else {})
@@ -314,7 +314,7 @@ def test_texts_are_filled_up_alike_after_a_round_trip(side: str, token: int, tmp
 
 @pytest.mark.parametrize("name", hf_vision.MAKE)
 def test_out_again(name: str, tmp_path: Path) -> None:
-    """From transformers to a packed file and back: it loads every tensor, and computes what it computed."""
+    """From transformers to a packed file and back: transformers loads every tensor, and computes the same."""
     theirs = hf_vision.save(name, tmp_path / "model")
     with open_source(tmp_path / "model") as source:
         pack_source(source, tmp_path / "m.bitnet", head="f32", linears="f32")
@@ -332,7 +332,7 @@ def test_out_again(name: str, tmp_path: Path) -> None:
 
 
 def test_what_no_class_computes_is_refused_by_name(tmp_path: Path) -> None:
-    """A model with norms of its own, one that is ternary here and there, and one that does not say where texts end."""
+    """A model with norms of its own, a partly ternary one, and one that does not say where texts end."""
     hf_vision.save("clip", tmp_path / "model")
     with open_source(tmp_path / "model") as source:
         config = source.config

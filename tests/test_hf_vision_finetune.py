@@ -1,4 +1,5 @@
-"""`bitnet finetune` from folders of SigLIP and PaliGemma: both stacks begin as they were, and become ternary."""
+"""`bitnet finetune` from folders of SigLIP and PaliGemma: both stacks start with the source's weights, and become
+ternary."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def save(name: str, folder: Path) -> torch.nn.Module:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_begins_as_it_was(name: str, tmp_path: Path) -> None:
-    """With quantizers that count for nothing it computes what transformers computes."""
+    """With quantizers of weight 0 it computes what transformers computes."""
     theirs = save(name, tmp_path / "model")
     start = read_start(str(tmp_path / "model"))
     assert ("padding" in start.generation) == name.startswith("siglip")
@@ -100,7 +101,8 @@ SEES = ["siglip", "siglip, vision", "clip", "clip, vision, projected", "vit, cla
 
 @pytest.mark.parametrize("name", SEES)
 def test_a_decoder_begins_with_a_published_tower(name: str, tmp_path: Path) -> None:
-    """`--vision FOLDER`: it sees what transformers sees with it, before the first step; then it becomes ternary."""
+    """`--vision FOLDER`: before the first step the vision stack computes what transformers does; then it becomes
+    ternary."""
     theirs = hf_vision.save(name, tmp_path / "model")
     (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(CROPPED))
     data, out = questions(tmp_path / "data", 40), tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Folders of models that see images, damaged or of what cannot be said: one error that names it."""
+"""Folders of vision models that are damaged, or that say what we cannot represent: one error that names it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(folder: Path, message: str) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder of a model, made once."""
+    """The folder of a model, made once."""
     base = tmp_path_factory.mktemp("saved")
 
     @functools.cache
@@ -59,7 +59,7 @@ def model(saved: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]
 
 
 def edit(folder: Path, at: str, changes: dict[str, Any]) -> None:
-    """at: the object of config.json, "" the whole; a value of None takes the field out."""
+    """Change config.json. at: an object in it, "" for the whole; the value None removes a field."""
     config = json.loads((folder / "config.json").read_text())
     part = config[at] if at else config
     part |= changes
@@ -213,7 +213,7 @@ def test_pictures_that_can(
 
 @pytest.mark.parametrize("name", ["siglip", "clip", "vit", "paligemma 2"])
 def test_odd_values_everywhere(name: str, model: Callable[[str], Path]) -> None:
-    """Of any field: the folder opens, or one SourceError."""
+    """For every field: the folder opens, or there is one SourceError."""
     folder = model(name)
     text, outcomes = (folder / "config.json").read_text(), set()
     whole = json.loads(text)

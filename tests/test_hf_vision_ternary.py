@@ -1,4 +1,5 @@
-"""Quantized towers, and decoders that see, as Hugging Face folders: `transformers` computes what the engine does."""
+"""Quantized towers, and decoders that see images, as Hugging Face folders: `transformers` computes what the engine
+does."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ PARTLY: dict[str, dict[str, Any]] = {
 
 
 def build(name: str, folder: Path, whole: bool = True, tower: bool = True, head_format: str = "f32") -> Path:
-    """A random model of the shape. tower: whether that behind a first stack is ternary."""
+    """A random model of this shape. tower: whether a second stack is ternary."""
     hf_vision.save(name, folder / "floats")
     with open_source(folder / "floats") as source:
         config, vision = source.config, source.config.vision
@@ -58,9 +59,9 @@ def load(name: str, folder: Path) -> torch.nn.Module:
 
 @torch.compiler.set_stance("force_eager")  # transformers unpacks weights in a function that it compiles
 def assert_computes_the_same(name: str, path: Path, folder: Path) -> None:
-    """The noise floor of what is quantized: two right fp32 programs differ by some 1e-7, until a sum in another order
-    puts an activation on the other side of a rounding edge. That is to happen for few of the inputs, and moves little.
-    """
+    """The noise floor of quantized models: two correct fp32 programs differ by about 1e-7, until a sum in another order
+    puts an activation on the other side of a rounding edge. That may happen for few of the inputs, and changes
+    little."""
     pixels, tokens = hf_vision.pixels_of(24, name), hf_vision.tokens_of(24, hf_vision.CONTEXT)
     if name.startswith("paligemma"):
         tokens = hf_vision.prompts(12, 2, 3, 5)[0]

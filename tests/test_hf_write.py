@@ -114,7 +114,7 @@ def test_odd_defaults_are_one_error_whatever_is_written(tmp_path: Path, said: di
 
 
 def test_no_end_of_an_answer_is_no_number_of_tokens(tmp_path: Path) -> None:
-    """-1 is as many as fit; of which transformers knows nothing."""
+    """-1 means as many as fit, which transformers does not know."""
     path = build(PLAIN, tmp_path / "m.bitnet")
     for tokens, found in ((-1, None), (0, None), (7, 7)):
         said = packed_files.with_generation(path, tmp_path / f"{tokens}.bitnet", max_tokens=tokens)
@@ -179,7 +179,7 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path,
 
 
 def test_biases_of_norms_have_no_scale(tmp_path: Path) -> None:
-    """In a ternary BERT they come behind those of projections."""
+    """In a ternary BERT these norms come after those of projections."""
     config = PLAIN.replace(
         n_kv_heads=3, norm="layer", norm_bias=True, position="learned", ffn="plain", qkv_bias=True, o_bias=True,
         ffn_bias=True, mask="bidirectional", pre_norm=False, residual_norm=True, embedding_norm=True, final_norm=False,

@@ -1,4 +1,5 @@
-"""How long a run is, in steps or tokens; what becomes of learning rate and λ when it gets longer, or is branched."""
+"""How long a run is, in steps or tokens; and what happens to learning rate and λ when it gets longer, or is
+branched."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_a_rate_that_falls_before_it_has_risen(
 def test_tokens_are_steps(
     tokens: int, finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last step is whole. The same bits; and per parameter, of all that are trained."""
+    """The last step is whole, and the bits are the same; per parameter, all trained ones count."""
     argv = ["--data", sentences, "--out", tmp_path / "run"]
     assert bitnet("train", *SHORT, *argv, "--tokens", f"{tokens:g}") == 0
     assert losses(tmp_path / "run") == losses(finished)
@@ -103,7 +104,7 @@ def test_a_budget_that_is_behind(finished: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_lengths_in_tokens_are_those_shares() -> None:
-    """At a million tokens, whatever the run is; a warm-down is counted from its end."""
+    """For a budget of a million tokens, whatever the run; a warm-down is counted from its end."""
     shares = Settings(warmup=0.1, warmdown=0.2, quantize_warmup=0.5)
     tokens = Settings(warmup=100_000, warmdown=200_000, quantize_warmup=500_000)
     for share in (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.99):
@@ -121,7 +122,8 @@ def test_lengths_in_tokens_are_those_shares() -> None:
 def test_a_finished_run_goes_on_from_before_its_rate_fell(
     finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """λ never falls, the rate never rises, the loss gets better; killed on the way it ends in the same bits."""
+    """λ never falls, the rate never rises, the loss gets better; a run that is killed on the way ends with the same
+    bits."""
     assert [p.name for p in checkpoint.all_of(finished)] == ["step-000010", "step-000014", "step-000020"]
     for name in ("whole", "killed"):
         shutil.copytree(finished, tmp_path / name)
@@ -149,7 +151,7 @@ def test_a_finished_run_goes_on_from_before_its_rate_fell(
 def test_a_run_that_gets_longer_before_its_rate_falls_keeps_its_course(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """λ rises as it was planned at first. One that gets shorter is ternary at its end, and falls from where it is."""
+    """λ rises as first planned. A run that gets shorter is ternary at its end, and its rate falls from where it is."""
     run = tmp_path / "run"
     killed_before(11, "train", *TINY, "--data", sentences, "--out", run)
     shutil.copytree(run, tmp_path / "short")
@@ -168,7 +170,7 @@ def test_a_run_that_gets_longer_before_its_rate_falls_keeps_its_course(
 def test_larger_steps_make_a_run_longer(
     argv: list[str], finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rate does not jump up: the run goes on from before it fell."""
+    """The rate does not jump up: the run continues from before it fell."""
     run = tmp_path / "run"
     killed_before(19, "train", *TINY, "--save-every", "18", "--data", sentences, "--out", run)
     assert bitnet("train", "--resume", "--out", run, *argv) == 0
@@ -180,7 +182,7 @@ def test_larger_steps_make_a_run_longer(
 
 
 def test_smaller_steps_make_a_run_shorter(sentences: str, tmp_path: Path) -> None:
-    """Its rate begins to fall where it is, as that of one with fewer steps."""
+    """Its rate begins to fall where it is, as in a run with fewer steps."""
     run = tmp_path / "run"
     killed_before(11, "train", *TINY, "--data", sentences, "--out", run)
     assert bitnet("train", "--resume", "--out", run, "--batch", "1") == 0
@@ -191,7 +193,7 @@ def test_smaller_steps_make_a_run_shorter(sentences: str, tmp_path: Path) -> Non
 def test_options_given_on_the_way_stay(
     finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where the run goes on from a checkpoint that is older than they are."""
+    """Also if the run continues from a checkpoint that is older than they are."""
     run = tmp_path / "run"
     killed_before(15, "train", *TINY, "--data", sentences, "--out", run)  # its newest is that before the rate falls
     assert bitnet("train", "--resume", "--out", run, "--lr", "0.001") == 0
@@ -221,7 +223,7 @@ def test_a_rate_that_has_to_rise_does_so_slowly_and_says_it(
 def test_what_a_longer_run_sets_aside_comes_back_when_it_cannot_begin(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else an older checkpoint, and a worse one, would be what is exported."""
+    """Otherwise an older and worse checkpoint would be exported."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
 
@@ -276,7 +278,7 @@ def test_a_longer_branch_leaves_the_finished_run(
 def test_what_a_branch_copies_is_whole_under_its_name(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever ends it: a run that begins in the folder takes the token ids that are there."""
+    """Whatever ends the branch: a run that starts in the folder uses the token ids that are there."""
     there: list[list[Path]] = []
 
     def cut_off(source: Path, target: Path) -> None:

@@ -58,7 +58,7 @@ print(json.dumps({
 
 
 def special_files(folder: Path) -> list[Path]:
-    """Things with a name in the file system that are not files, and files that cannot be read."""
+    """File system entries that are not files, and files that cannot be read."""
     (folder / "directory").mkdir()
     os.mkfifo(folder / "fifo")
     with socket.socket(socket.AF_UNIX) as server:
@@ -103,7 +103,7 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_the_engine_cannot_run_is_named(changes: dict[str, Any], name: str, tmp_path: Path) -> None:
-    """Valid files, for an engine that can do more: neither called damaged nor run wrongly."""
+    """Valid files for a more capable engine: neither called damaged nor run wrongly."""
     path = tmp_path / "model.bitnet"
     random_model(ModelConfig.from_dict(SMALL.to_dict() | changes), path)
     with pytest.raises(UnsupportedModelError, match=name):

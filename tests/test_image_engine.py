@@ -1,7 +1,5 @@
-"""What the engine makes of images is what torch makes: of a stack alone, of two towers, of a decoder that sees.
-
-With float weights there are no rounding edges, so every number is compared; with ternary ones by the noise floor.
-"""
+"""The engine computes from images what torch does: for a single stack, two towers, and a decoder that sees images. With
+float weights there are no rounding edges, so every number is compared; with ternary ones by the noise floor."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def pictures(n: int, config: ModelConfig, seed: int = 5) -> NDArray[np.float32]:
 
 
 def normalized(pixels: NDArray[np.float32], config: ModelConfig) -> torch.Tensor:
-    """As torch takes them, in whatever precision."""
+    """The same as torch takes them, in any precision."""
     stack = config.vision or config
     mean, std = (torch.tensor(of, dtype=torch.float64)[:, None, None] for of in (stack.pixel_mean, stack.pixel_std))
     return (torch.from_numpy(pixels).double() - mean) / std
@@ -119,7 +117,7 @@ def test_float_stacks(config: ModelConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [*STACKS.values(), *map(drawn, range(4))], ids=[*STACKS, *map(str, range(4))])
 def test_ternary_stacks(config: ModelConfig, tmp_path: Path) -> None:
-    """The noise floor: torch's own distance between fp32 and fp64."""
+    """Compared by the noise floor: torch's own distance between fp32 and fp64."""
     model, path = made(config, tmp_path)
     pixels = pictures(24, config)
     found, fp32, fp64 = of_engine(path, pixels), of_torch(model, pixels), of_torch(model, pixels, torch.float64)
@@ -131,7 +129,7 @@ def test_ternary_stacks(config: ModelConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [TOWERS, CLIP], ids=["siglip", "clip"])
 def test_two_towers(config: ModelConfig, tmp_path: Path) -> None:
-    """Texts through a projector and images, in one file."""
+    """Texts and images in one file, both through a projector."""
     model, path = made(of_floats(config), tmp_path)
     pixels = pictures(3, config)
     tokens = torch.randint(1, 250, (5, 11), generator=torch.Generator().manual_seed(1))
@@ -177,7 +175,7 @@ def test_a_decoder_is_shown_images(ternary: bool, tmp_path: Path) -> None:
 
 
 def test_pictures_that_do_not_fit_are_not_decoded(tmp_path: Path) -> None:
-    """Of a short request it would take minutes, and memory for all of them."""
+    """For a short request that would take minutes, and memory for all of them."""
     _, path = made(PALIGEMMA, tmp_path)
     with Model.load(path) as engine, pytest.raises(ContextLengthError, match="those of 1000 images"):
         engine.generate([5], images=[b"no picture"] * 1000)
@@ -199,7 +197,8 @@ def test_same_bits_on_every_tier_alone_and_together(kv_type: str, tmp_path: Path
 
 
 def test_images_take_the_type_of_the_cache(tmp_path: Path) -> None:
-    """Of int8: codes of keys, values and queries are off by at most 1/254 of a row's largest, and by less together."""
+    """With int8, codes of keys, values and queries are off by at most 1/254 of a row's largest value, and by less
+    together."""
     _, path = made(of_floats(VISION), tmp_path)
     found = {}
     for kv_type in ("f32", "f16", "int8", "k4v8"):
@@ -259,7 +258,7 @@ def test_models_that_do_not_see_or_do_not_pool_say_so(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_obeyed_within_an_image(tmp_path: Path) -> None:
-    """Of 32,400 patches in one layer, which take more than ten seconds."""
+    """An image of 32,400 patches in one layer takes more than ten seconds."""
     config = VISION.replace(image_size=180, patch_size=1, n_layers=1, position="none", pooling="none", max_context=-1)
     random_model(config, tmp_path / "model")
     with Model.load(tmp_path / "model", threads=1) as model:

@@ -1,4 +1,4 @@
-"""Pictures become the numbers of the image processors of transformers, and bad ones one clear error."""
+"""Pictures become the numbers that the image processors of transformers make; bad ones give one clear error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def noise(*shape: int) -> Any:
 
 
 def smooth(height: int, width: int) -> Any:
-    """A picture that JPEG keeps."""
+    """A picture that JPEG preserves well."""
     y, x = np.mgrid[:height, :width]
     return np.stack([x * 255 // width, y * 255 // height, (x + y) * 127 // (height + width)], 2).astype(np.uint8)
 
@@ -48,7 +48,7 @@ def encoded(picture: Any, format: str, **options: Any) -> bytes:
 
 
 def png(width: int, height: int, body: bytes = b"") -> bytes:
-    """A file that says it has so many pixels."""
+    """A file that claims to have this many pixels."""
     chunks = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(body)),
@@ -352,7 +352,7 @@ print(peak() - before)
 
 @pytest.mark.parametrize("kind", ["palette", "turned", "floats", "alpha"])
 def test_a_large_picture_is_in_memory_twice_at_most(kind: str, tmp_path: Path) -> None:
-    """As Pillow has it, and as it is to be resized: 4 bytes each."""
+    """As Pillow decoded it, and before it is resized: 4 bytes per pixel each."""
     exif = Image.Exif()
     exif[0x112] = 6
     mode, format, options = {
@@ -436,7 +436,7 @@ def test_warnings_stay_inside_and_filters_come_back_from_many_threads() -> None:
 
 @pytest.mark.parametrize("locked", [False, True])
 def test_a_child_has_the_filters_that_another_thread_had_taken(locked: bool) -> None:
-    """Of one that decoded as the process forked, or was about to."""
+    """From a thread that was decoding, or about to, when the process forked."""
     inside, done = threading.Event(), threading.Event()
 
     def decode() -> None:

@@ -1,4 +1,4 @@
-"""Fill in the middle: what a model learns from, what it is asked, and that both are the same form."""
+"""Filling in the middle: training data and prompts have the same form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seen(view: Infilling, rows: torch.Tensor) -> torch.Tensor:
 
 
 def parts(row: list[int], ends: int, marks: tuple[int, int, int]) -> Iterator[tuple[list[int], bool]]:
-    """The documents of a row, those that were moved in their order of before, and whether they were."""
+    """The documents of a row, moved ones in their original order, and whether each was moved."""
     rest = row
     while rest:
         rest = rest[rest[0] == ends :]

@@ -45,7 +45,7 @@ def test_rows_follow_the_formula_of_the_format(rows: int, cols: int, seed: int) 
 
 
 def step_of(codes: list[int]) -> int:
-    """√(Σ c²/K), rounded half to even, at least 1: in whole numbers."""
+    """√(Σ c²/K), rounded half to even, at least 1, in integers."""
     squares = Fraction(sum(c * c for c in codes), len(codes))
     t = math.isqrt(int(squares))
     half = (t + Fraction(1, 2)) ** 2
@@ -177,7 +177,7 @@ def test_a_sketch_is_for_what_gives_many_logits(changes: dict[str, Any], embeddi
 
 @pytest.mark.parametrize("config", [SMALL, SMALL.replace(vocab_size=8195)])
 def test_both_writers_make_the_same_bytes(config: ModelConfig) -> None:
-    """From a training checkpoint at once, and from a published model a few thousand rows at a time."""
+    """From a training checkpoint all rows at once, from a published model a few thousand at a time."""
     spec = next(s for s in records.expected_tensors(config) if s.key.name == "embedding.weight")
     values = np.random.default_rng(0).normal(size=(spec.rows, spec.cols)).astype(np.float32)
     trained = pack.encode(spec, torch.from_numpy(values), config)

@@ -1,4 +1,4 @@
-"""`bitnet chat --session`: conversations that go on another day."""
+"""`bitnet chat --session`: conversations that are continued later."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("raised", [False, True])
 def test_nothing_disturbs_what_is_written_at_the_end(raised: bool) -> None:
-    """Whoever closes a terminal may send two signals; the second comes as the file is written."""
+    """Closing a terminal may send two signals; the second arrives while the file is written."""
     before = {sent: signal.getsignal(sent) for sent in (*ENDS, signal.SIGINT)}
     saved = []
 

@@ -1,7 +1,5 @@
-"""`kill -9` of a training run at random moments: what is left is whole, and going on gives the same bits.
-
-BITNET_KILLS sets the number of kills; continuous integration makes 8.
-"""
+"""`kill -9` of a training run at random moments: what is left is complete, and resuming gives the same bits.
+BITNET_KILLS sets the number of kills; continuous integration makes 8."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody killed, with the checkpoint of every step."""
+    """The run that was never killed, with the checkpoint of every step."""
     run = tmp_path_factory.mktemp("whole") / "run"
     process = start(text, run, "--keep", str(STEPS + 1))
     process.join(120)
@@ -62,12 +60,13 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:
-    """The log without its clock."""
+    """The log without times."""
     return [{k: v for k, v in record.items() if k != "seconds"} for record in runlog.read(run / "log.jsonl")]
 
 
 def check_left(run: Path, whole: Path) -> int:
-    """Every checkpoint of a killed run loads, and is that of the whole run. Returns how many there are."""
+    """Check that every checkpoint of a killed run loads, and equals that of the uninterrupted run. Returns their
+    number."""
     for folder in checkpoint.all_of(run):
         assert bits(folder) == bits(whole / folder.name)
         assert Checkpoint.open(folder).state["step"] == int(folder.name.removeprefix("step-"))

@@ -1,4 +1,4 @@
-"""Token ids of 100 GB: what is checked, shuffled and kept of them stays small."""
+"""Token ids of 100 GB: only small parts of them are checked, shuffled and kept in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("windows", [40, 41, 49, 50])
 def test_an_epoch_in_parts_visits_every_window_once(windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part is spread over all of the text; how sequences are cut changes nothing."""
+    """Each part is spread over all of the text; sequences are cut as without parts."""
     tokens = Tokens(np.arange((windows + 1) * 4 + 1, dtype=np.uint16), 1, "")
     whole = Batches(tokens, 1, 4, seed=5)
     monkeypatch.setattr(dataset, "ORDERED", 10)
@@ -39,7 +39,7 @@ def test_an_epoch_in_parts_visits_every_window_once(windows: int, monkeypatch: p
 
 
 def test_the_order_of_a_text_of_usual_size() -> None:
-    """As it always was: runs that exist go on with it."""
+    """It never changes, so that existing runs can be resumed."""
     tokens = Tokens(np.arange(401, dtype=np.uint16), 1, "")
     random = torch.Generator().manual_seed(7 * 1_000_003 + 2)
     shift, order = int(torch.randint(4, (), generator=random)), torch.randperm(99, generator=random)
@@ -47,7 +47,7 @@ def test_the_order_of_a_text_of_usual_size() -> None:
 
 
 def test_what_is_checked_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, or of a large one its size and pieces from beginning to end."""
+    """All of a file; of a large one its size and pieces from beginning to end."""
     file = tmp_path / "x"
     file.write_bytes(raw := np.random.default_rng(0).bytes(10_000))
     whole = dataset.checksum_of(file)
@@ -68,7 +68,7 @@ def test_what_is_checked_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_on_100_gigabytes_begins_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file with holes: it takes no room on disk, and what would read it all would take minutes."""
+    """A sparse file: it takes no room on disk, and reading all of it would take minutes."""
     monkeypatch.setattr(dataset, "CHECKED", 1 << 24)
     monkeypatch.setattr(dataset, "ORDERED", 1 << 16)
     ids = tmp_path / "ids"

@@ -1,4 +1,4 @@
-"""What lies between the linear layers: values of the plain formulas, gradients of finite differences."""
+"""The operations between linear layers: values of the plain formulas, gradients by finite differences."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_trits_follow_the_formula_of_the_format(rows: int, cols: int, seed: int)
 
 
 def test_every_code_of_five_trits() -> None:
-    """The 243 bytes are distinct, the multiplication by 3 of the format decodes them, the other 13 are refused."""
+    """The 243 bytes are distinct, the format's multiplication by 3 decodes them, and the other 13 are refused."""
     seen = set()
     for n, codes in enumerate(itertools.product((-1, 0, 1), repeat=5)):
         row = np.zeros((1, 20), np.int8)

@@ -1,4 +1,4 @@
-"""Forks, finalizers and re-entry: nothing hangs, and nothing is freed in use."""
+"""Forks, finalizers and reentrancy: nothing hangs, and nothing is freed while in use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_a_child(work: Callable[[], object], seconds: float = 30) -> int:
 
 
 class Busy:
-    """Threads that call something again and again."""
+    """Threads that call something repeatedly."""
 
     def __init__(self, *calls: Callable[[], object]) -> None:
         self.over = False
@@ -141,7 +141,7 @@ def test_a_child_chats_while_other_threads_do(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_gc")
 def test_two_models_are_collected_by_any_thread(path: Path) -> None:
-    """Finalizers of one run within calls of the other, in both orders."""
+    """Finalizers of one model run within calls of the other, in both orders."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -190,7 +190,7 @@ def test_a_finalizer_of_the_same_garbage_may_still_call(path: Path) -> None:
 
 
 def is_mapped(path: Path) -> bool:
-    """Whether an open model, or one whose sessions are not all freed, has it."""
+    """Whether an open model, or one whose sessions are not all freed, maps the file."""
     return str(path) in Path("/proc/self/maps").read_text()
 
 
@@ -211,7 +211,7 @@ def test_a_model_goes_after_the_last_of_its_sessions(own: Path) -> None:
 
 
 class Interrupting:
-    """The C library, where Ctrl-C comes while it is in one function."""
+    """The C library, with Ctrl-C arriving while it is in one function."""
 
     def __init__(self, function: str) -> None:
         self._function = function
@@ -269,7 +269,7 @@ ERRORS: dict[type[Exception], Exception] = {kind: kind("why") for kind in vars(b
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=[kind.__name__ for kind in ERRORS])
 def test_errors_come_whole_out_of_another_process(error: Exception) -> None:
-    """As those of a ProcessPoolExecutor do; also where it was said of which prompt they are."""
+    """As from a ProcessPoolExecutor; also errors that say which prompt they are of."""
     with pytest.raises(type(error)), naming("prompt 3"):
         raise error
     error.add_note("a note")

@@ -1,4 +1,4 @@
-"""`up` and `down` stored line by line: the bytes of FORMAT.md §4, and the same logits bit for bit as from tiles."""
+"""`up` and `down` stored line by line: the bytes of FORMAT.md §4, and the same logits, bit for bit, as from tiles."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_export_measures_and_stores_by_lines(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("scope", ["tensor", "row"])
 def test_published_models_become_lines(tmp_path: Path, scope: str) -> None:
-    """What is written from lines is equal."""
+    """Codes and values read back from lines equal those of tiles."""
     source = source_of(model(tmp_path / "a", weight_scale=scope))
     checks = []
     pack_source(

@@ -35,7 +35,7 @@ def write(folder: Path, words: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, with model.bitnet in it, and text of another kind."""
+    """A run, with model.bitnet in its folder, and text of another kind."""
     folder = tmp_path_factory.mktemp("base")
     text = write(folder / "text", ["red", "cat", "sees", "a"])
     write(folder / "other", ["blue", "dog", "hears", "the"])
@@ -47,7 +47,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_an_adapter_takes_what_its_layer_has_quantized(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of q, k and v are quantized once; values and gradients are those of a layer and an adapter apart."""
+    """Inputs of q, k and v are quantized once; values and gradients are those of separate layers and adapters."""
     torch.manual_seed(0)
     layers = [BitLinear(40, n, bias=n == 24, rank=4 * (n != 16)) for n in (24, 16, 8)]
     for layer in layers:
@@ -121,7 +121,7 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: 
 
 
 def test_scales_of_the_same_model_may_differ_by_a_rounding(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they do where the model was converted, with a mean that its own code computes."""
+    """As in a converted model, whose code computes the mean in its own way."""
     whole, model = (PackedFile.open(base / "model.bitnet") for _ in range(2))
     for factor, differs in ((1 + 2**-22, False), (1 + 1e-4, True)):
         monkeypatch.setattr(model, "scales", lambda record, f=factor: whole.scales(record) * np.float32(f))

@@ -14,7 +14,8 @@ import manuals
 
 
 def test_manuals(tmp_path: Path) -> None:
-    """Paragraphs of text without marks, synopses and code; ten pages of one program, none of little text."""
+    """Paragraphs of text without markup, synopses and code; at most ten pages of one program, and none with little
+    text."""
     page = [
         '.TH X 1', '.SH "NAME"', r"git\-x \- \fIdo\fR it", ".SH SYNOPSIS", ".B git-x", "[a]", ".SH DESCRIPTION",
         r"Say \(lqyes\(rq,", ".BR git (1)", ".nf", "int main", ".fi", ".PP", r"no\&.", ".\\\" said",

@@ -1,4 +1,4 @@
-"""Masked language modelling: what is hidden, how often, and that it is the same each time."""
+"""Masked language modelling: what is masked, how often, and that it is the same each time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint
 
 
 def test_shares() -> None:
-    """Of 15 in 100 that count 80 are hidden, 10 exchanged, 10 kept: within 4 standard deviations."""
+    """Of the 15 % that count 80 are masked, 10 replaced and 10 kept, in 100: within 4 standard deviations."""
     rows = TEXT.window(range(100), 384)[0]
     inputs, targets = Masking(MASK, WORDS, 1)(rows, rows, range(100))
     counts = targets != IGNORED
@@ -49,7 +49,7 @@ def test_every_row_has_a_target() -> None:
 
 
 def test_a_prefix_is_not_learnt() -> None:
-    """Its last token says what follows it; lengths go from 1 to all but one."""
+    """Its last token predicts the next one; lengths go from 1 to all but one."""
     view = Prefixing(3)
     inputs, following = TEXT.window(range(300), 16)
     seen, targets, documents, prefix = view(inputs, following, range(300))

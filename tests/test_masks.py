@@ -1,4 +1,4 @@
-"""What tokens see, in the engine and in torch: every mask with and without windows, vectors in place of tokens."""
+"""What tokens see, in the engine and in torch: every mask with and without windows, and vectors in place of tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair
 
 
 def reference(model: Transformer, tokens: Tensor, prefix: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Log-probabilities of torch, (T, V), in whatever precision the model has."""
+    """Log-probabilities of torch, (T, V), in the precision of the model."""
     lengths = torch.tensor([prefix]) if prefix else None
     with torch.no_grad():
         return model(tokens[None], prefix_B=lengths)[0].double().log_softmax(-1).numpy()

@@ -1,4 +1,4 @@
-"""Memory: what cannot fit is refused before any work, with both numbers, what limits, and what fits."""
+"""Memory: what cannot fit is refused before any work, with both numbers, the limit, and what would fit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ needs_own_memory = pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sani
 @needs_own_memory
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_session_beyond_a_limit(path: Path, limit: str) -> None:
-    """The context that the error names can be had; the session asked for is refused and nothing is lost."""
+    """The context that the error suggests works; the refused session leaves nothing behind."""
     code = """
 with Model.load(path, threads=1) as model:
     restrict()
@@ -87,7 +87,7 @@ with Model.load(path, threads=1) as model:
 @linux
 @needs_own_memory
 def test_file_beyond_a_limit(tmp_path: Path) -> None:
-    """It begins as packed files do, and no more of it is read."""
+    """It begins like a packed file, and only its beginning is read."""
     large = tmp_path / "large.bitnet"
     with open(large, "wb") as file:
         file.write(b"\x89BITNET\n")
@@ -115,7 +115,7 @@ print(peak() - before)
 @linux
 @needs_own_memory
 def test_a_tower_takes_64_mb_beside_its_file(tmp_path: Path) -> None:
-    """So400m/14. Of its layers one is enough: they take turns with the same memory."""
+    """So400m/14. One layer is enough, as layers share the same memory."""
     tower = PRESETS["siglip-so400m"].stacks[1].replace(n_layers=1, pooling="none")
     random_model(tower, tmp_path / "tower.bitnet")
     done = subprocess.run([sys.executable, "-c", TOWER, tmp_path / "tower.bitnet"], capture_output=True, text=True)
@@ -124,7 +124,7 @@ def test_a_tower_takes_64_mb_beside_its_file(tmp_path: Path) -> None:
 
 
 def limited() -> None:
-    """As `ulimit -v` would do it: Python, its libraries and the model, and not a session of a gigabyte beside them."""
+    """As with `ulimit -v`: room for Python, its libraries and the model, but not for a session of a gigabyte."""
     resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
 
 
@@ -137,7 +137,7 @@ def bitnet(*words: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
 @linux
 @needs_own_memory
 def test_command_line_says_it_in_one_line(path: Path) -> None:
-    """Of a context that was asked for; 256 tokens of one fit."""
+    """For a context that was asked for; a session of 256 tokens fits."""
     assert bitnet("generate", path, "-p", "abc", "-n", "none", "-c", "256").returncode == 0
     done = bitnet("generate", path, "-p", "abc", "-n", "none", "-c", LONG.max_context)
     assert done.returncode == 1

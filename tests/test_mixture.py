@@ -1,4 +1,4 @@
-"""Runs on several sources: each has its share, in every stage, and a run that goes on sees what it would have seen."""
+"""Runs on several sources: each has its share in every stage, and a resumed run sees what it would have seen."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_run_says_what_it_learns_from(whole: Path) -> None:
 
 @pytest.mark.parametrize("step", [11, 12, 17])
 def test_a_run_that_was_killed_ends_in_the_same_bits(step: int, folder: Path, whole: Path, tmp_path: Path) -> None:
-    """Before the second stage, at it and after it; the text and the file may be gone by then."""
+    """Killed before the second stage, at its start and after it; text and file may be gone by then."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     words = ["train", *TINY, "--save-every", "4", "--mixture", copy / "mix.toml", "--out", tmp_path / "run"]
@@ -285,7 +285,7 @@ def test_a_stage_stays_where_it_was_when_sequences_get_longer(
 def test_sources_may_be_folders_of_token_ids(
     folder: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the tokenizer of the first, in which text of others is encoded."""
+    """With the tokenizer of the first, with which the text of others is encoded."""
     words = json.dumps(str(next(whole.glob("step-000020")) / "tokenizer.json"))
     tokens = ["tokenize", tmp_path / "animals", "--data", folder / "animals", "--tokenizer", json.loads(words)]
     assert bitnet(*tokens) == 0
@@ -308,7 +308,7 @@ def test_sources_may_be_folders_of_token_ids(
 
 
 def test_attention_may_stay_within_documents(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What stands before a document does not change what is predicted in it."""
+    """What precedes a document does not change the predictions in it."""
     words = [*TINY, "--mixture", folder / "mix.toml", "--steps", "2", "--documents"]
     assert bitnet("train", *words, "--out", tmp_path / "run") == 0
     checkpoint = Checkpoint.open(tmp_path / "run")

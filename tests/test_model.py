@@ -1,4 +1,4 @@
-"""The decoder against an independent one in numpy, and what it must hold to."""
+"""The decoder compared with an independent one in numpy, and its invariants."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[in
         return np.asarray(y + weights.get(f"{name}.bias", np.zeros(1)))
 
     def added(x: Array, y: Array, name: str) -> Array:
-        """What follows a sublayer."""
+        """The residual addition, with what follows a sublayer."""
         if config.residual_norm:
             return norm(x + config.residual_scale * y, name)
         return x + config.residual_scale * norm(y, name, config.post_norm)

@@ -1,4 +1,4 @@
-"""Images through `Model`: what they become, what texts fit them, and texts about them."""
+"""Images through `Model`: preprocessing, texts that fit them, and texts about them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def towers(folder: Path) -> Iterator[Model]:
 
 
 def logits(model: Model, tokens: list[int], images: list[Any]) -> Any:
-    """Behind a prompt, by the calls on sessions: -1 takes the next vector."""
+    """The logits after a prompt, through session calls: -1 takes the next vector."""
     rows = model.encode_image(images).reshape(-1, model.info.dim)
     with model.session() as session:
         if model.mask == "prefix":
@@ -307,7 +307,7 @@ def test_drafts_and_penalties_pass_images_by(decoder: Model, options: Any) -> No
 
 @pytest.mark.parametrize("who", ["stream", "session", "model"])
 def test_who_ends_a_call_ends_its_images(folder: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """In another thread, while the first of four is computed."""
+    """From another thread, while the first of four images is computed."""
     packed(folder / "ending.bitnet", PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE))
     computed, obeying = 0, vision._obeying
     with Model.load(folder / "ending.bitnet", threads=1) as model, model.session() as session:

@@ -1,4 +1,4 @@
-"""Our Muon against torch's, which turns one matrix at a time."""
+"""Our Muon compared with torch's, which orthogonalizes one matrix at a time."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_long_context_tells_what_a_short_one_cannot() -> None:
 
 
 def test_a_model_beside_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a text that repeats what was learnt, n-grams know most. `bitnet eval` is stood in for."""
+    """On a text that repeats the training text, n-grams predict best. `bitnet eval` is replaced by a stand-in."""
     for name, lines in (("code", 60), ("held-out", 30)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("x = [number for number in range(10)]\n" * lines)

@@ -1,4 +1,5 @@
-"""`bitnet train --objective`: each learns, goes on in the same bits, is measured, and refuses what does not fit."""
+"""`bitnet train --objective`: each one learns, resumes with the same bits, is measured, and refuses what does not
+fit."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def runs(sentences: str, subjects: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Path]]:
-    """Of each objective the data and a run."""
+    """For each objective its data and a run."""
     found = {}
     for name, options in OBJECTIVES.items():
         data, out = subjects if name == "contrastive" else sentences, tmp_path_factory.mktemp(name) / "run"
@@ -101,7 +102,7 @@ def test_hidden_tokens_are_hidden(runs: dict[str, tuple[str, Path]]) -> None:
 
 
 def test_a_prefix_costs_what_a_causal_pass_says_of_the_rest(runs: dict[str, tuple[str, Path]]) -> None:
-    """With prefixes of one token a prefix model is a causal one: the same loss as without the mask."""
+    """With prefixes of one token a prefix model is causal: the loss is the same as without the mask."""
     run = Checkpoint.open(runs["prefix"][1])
     text = dataset.recorded(run.state, "validation", run.folder.parent)
     assert text

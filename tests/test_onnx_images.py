@@ -1,4 +1,4 @@
-"""ONNX graphs of models that look at images, in onnxruntime, against torch: what is seen, what is said behind it."""
+"""ONNX graphs of vision models in onnxruntime, compared with torch: encoding images, and the tokens after them."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_decoder_whose_stack_of_images_has_a_pooling_is_refused(tmp_path: Path
 
 @pytest.mark.parametrize("name", hf_vision.MAKE)
 def test_published_families_become_graphs(name: str, tmp_path: Path) -> None:
-    """Of floats, and each with what it has: `write_onnx` holds them against the engine, image by image."""
+    """With float weights, each with its own options: `write_onnx` compares them with the engine, image by image."""
     hf_vision.save(name, tmp_path / "model")
     with open_source(tmp_path / "model") as source:
         pack_source(source, tmp_path / "m.bitnet", head="f32", linears="f32")

@@ -1,4 +1,4 @@
-"""Pairs of texts: which they are, how they become rows, what is refused; and the contrastive loss."""
+"""Pairs of texts: finding them, rows, refusals; and the contrastive loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokens_of(*documents: int) -> Tokens:
 
 
 def test_adjacent_pieces_of_documents() -> None:
-    """All of a document, in an even number of pieces of its own, none longer than a row."""
+    """Each document is used completely, in an even number of pieces, none longer than a row."""
     text = pairs.Pairs(tokens_of(40, 3, 0, 16), 0, given=False, frame=Frame((0,)))
     assert text.count(12) == 3  # 40 tokens in 2 pairs of pieces of at most 11; 3 are too few; 16 in one pair
     inputs, targets, documents = text.rows(range(3), 12)

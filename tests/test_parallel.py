@@ -1,4 +1,4 @@
-"""Two processes on one CPU: the run of one process, however it is shared and resumed."""
+"""Two processes on one CPU give the run of one process, however it is divided and resumed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_same_curve(run: Path, whole: Path, tolerance: float, first: int = 0) 
 
 
 def test_a_sharded_encoder_is_measured(text: str, tmp_path: Path) -> None:
-    """Its vectors are those of the whole model."""
+    """Its vectors are those of the unsharded model."""
     run = tmp_path / "run"
     argv = [*TINY, "--objective", "contrastive", "--set", "has_head=no", "--set", "pooling=mean", "--validation", "0.3"]
     codes, errors = run_pair(run, *argv, "--batch-tokens", "512", "--data", text, "--steps", "2", "--parallel", "fsdp")
@@ -194,7 +194,7 @@ def test_a_teacher_is_sharded_too(runs: dict[str, Path], text: str, tmp_path: Pa
 
 
 def distilled_in_shards(argv: list[str]) -> int:
-    """Its layers are; embedding and head stay whole from its first pass on."""
+    """A teacher whose layers are sharded; its embedding and head stay whole from the first pass on."""
     step, teachers = loop.update, []
 
     def seen(run: loop.Run) -> Any:
@@ -212,7 +212,7 @@ def distilled_in_shards(argv: list[str]) -> int:
 
 
 def test_the_loss_counts_every_answer_once(tmp_path: Path) -> None:
-    """Of rows with very different numbers of targets: the mean over all, not that of the processes' means."""
+    """For rows with very different numbers of targets: the mean over all, not the mean of the processes' means."""
     lines = []
     for i in range(40):
         answer = "yes " * (1 if i % 2 else 15)

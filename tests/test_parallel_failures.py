@@ -1,4 +1,4 @@
-"""Two processes of one run that are stopped, killed, poisoned or refused; and torchrun itself."""
+"""Two processes of one run that are stopped, killed, given bad numbers or refused; and torchrun itself."""
 
 from __future__ import annotations
 

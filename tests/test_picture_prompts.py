@@ -1,4 +1,4 @@
-"""Training and measuring have the very tokens that the engine is given of the same question, or the same caption."""
+"""Training and evaluation see exactly the tokens that the engine gets for the same question or caption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL = ("<start>", "<end>", tokenizer.IMAGE)
 
 
 def words_with(around: str, end: bool) -> Tokenizer:
-    """One that puts something around a text, and knows the end token of tokenizers made here, or not."""
+    """A tokenizer that adds tokens around a text, with or without the end token of our own tokenizers."""
     words = tokenizer.build("byte", [], 257) if end else byte_tokenizer()
     words.add_special_tokens(list(SPECIAL))
     special = [(name, words.token_to_id(name)) for name in SPECIAL]

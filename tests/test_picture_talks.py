@@ -1,4 +1,4 @@
-"""Conversations with pictures: what is learnt of them is what the engine is asked, and each picture is seen once."""
+"""Conversations with pictures: what is learnt is what the engine is asked, and each picture is encoded once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def conversations(folder: Path, n: int = 30) -> Path:
 
 
 def talks_of(folder: Path, file: Path, prefix: bool) -> tuple[picture_talks.Talks, str, dict[str, Any]]:
-    """With a tokenizer of bytes; images of 14 pixels are 9 vectors."""
+    """Conversations with a byte tokenizer; images of 14 pixels are 9 vectors."""
     template, generation = sights.with_template(WORDS, None, tokenizer.defaults(WORDS, {}))
     side = pictures.every(picture_talks.read([file]))
     sight = Sight(14, 3, 9, (0.5, 0.4, 0.3), (0.5, 0.25, 0.3))
@@ -84,7 +84,7 @@ def test_answers_in_parts_are_those_in_texts(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_looked_at_once(tmp_path: Path) -> None:
-    """For several questions, with the same loss as for each by itself; changed alike for a whole conversation."""
+    """For several questions, with the same loss as for each separately; augmented equally within a conversation."""
     talks, _, _ = talks_of(tmp_path, conversations(tmp_path / "data", 3), True)
     batches = picture_talks.Batches(talks, 4, 400, 0, "none")
     inputs, _, documents, prefix, pixels, which = batches[0]

@@ -1,4 +1,4 @@
-"""`bitnet train` on images: two towers and a decoder learn, go on in the same bits, are measured, and refuse."""
+"""`bitnet train` on images: two towers and a decoder learn, resume with the same bits, are measured, and refuse."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def test_scale_and_bias_are_learnt(runs: Runs, tmp_path: Path) -> None:
-    """From ln 10 and -10; with softmax from ln 1/0.07, and no bias."""
+    """They start from ln 10 and -10; with softmax from ln 1/0.07, and no bias."""
     learnt = weights(runs["towers"][1] / "step-000080")
     for name, begin in (("log_scale", math.log(10)), ("bias", -10)):
         assert 1e-3 < abs(learnt[f"similarity.{name}"].item() - begin) < 2
@@ -97,7 +97,7 @@ def test_scale_and_bias_are_learnt(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_a_frozen_stack_stays(runs: Runs, tmp_path: Path) -> None:
-    """But for its projector, which is new; and quantizers of a trained stack are not phased in again."""
+    """Except its projector, which is new; and the quantizers of a trained stack are not phased in again."""
     run, frozen = tmp_path / "run", [*options("decoder", runs), "--freeze-vision", "--steps", "4", "--save-every", "2"]
     killed_before(3, "train", *frozen, "--data", runs["decoder"][0], "--out", run)
     assert bitnet("train", "--resume", "--out", run) == 0
@@ -138,7 +138,7 @@ def test_right_answers_are_those_of_greedy_generation(runs: Runs) -> None:
 
 
 def test_a_causal_decoder_learns_and_answers(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each token sees those before it, as of any model of text that is given pictures."""
+    """Each token sees those before it, as in any text model that is given pictures."""
     data, towers = runs["decoder"][0], runs["towers"][1]
     causal = [*TINY, "--set", "max_context=24", "--vision", towers, "--steps", "2", "--data", data]
     assert bitnet("train", *causal, "--out", tmp_path / "run") == 0
@@ -163,7 +163,8 @@ def test_a_run_is_finetuned(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_records_that_do_not_fit_are_counted(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 8 and 4 tokens of images, those of two pictures are too long; a context for none is an error."""
+    """With 8 and with 4 tokens per image, records of two pictures are too long; a context in which no record fits is an
+    error."""
     short = [*options("decoder", runs), "--data", runs["decoder"][0], "--steps", "1", "--out", tmp_path / "run"]
     assert bitnet("train", *short, "--context", "13") == 0
     assert "records have more than 13 tokens and are left out; see --context" in capsys.readouterr().err
@@ -245,7 +246,7 @@ def test_the_packed_file_does_what_was_learnt(
 
 
 def test_the_engine_answers_and_finds_from_files(runs: Runs, tmp_path: Path) -> None:
-    """What was learnt from bytes on disk, asked for with pictures in files."""
+    """The model learnt from decoded pictures on disk, and is asked with picture files."""
     for name, (_, run) in runs.items():
         pack_checkpoint(Checkpoint.open(run), tmp_path / f"{name}.bitnet")
     pictures_of = {f"{left} {right}": tmp_path / name for name, left, right in halves(tmp_path, 30, seed=9)}

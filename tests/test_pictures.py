@@ -1,4 +1,4 @@
-"""Records of pictures and texts: how they are read, split and kept, what is refused; rows; crops; losses."""
+"""Records of pictures and texts: reading, splitting and storing them, refusals; rows; crops; losses."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_damaged_picture_is_named_with_its_record(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    """Or ten of it, where more is."""
+    """Or the first ten problems if there are more."""
     list(halves(tmp_path, 20))
     rows = [{"image": f"{i}.png", "caption": "x"} for i in range(20)]
     few = lines(tmp_path, "few.jsonl", [*rows, {"image": "none.png", "caption": "x"}, {"image": "0.png"}])
@@ -233,7 +233,7 @@ def test_no_picture_is_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_records_that_share_a_picture_stay_together(tmp_path: Path) -> None:
-    """In whatever order, and by way of others; what is more than half of all is not held out."""
+    """In any order, also indirectly; a group of more than half of all records is not held out."""
     for n in range(40):
         (tmp_path / str(n)).write_bytes(bytes([n]))
 
@@ -351,7 +351,7 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_the_frame_of_a_text(around: str, generation: dict[str, Any], expected: list[int]) -> None:
-    """What the tokenizer of a source puts around it, and the start token that the file names; then it is filled up."""
+    """What the source's tokenizer adds around a text, and the start token that the file names; then padding."""
     words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
     words.post_processor = TemplateProcessing(single=around, special_tokens=[("<image>", IMAGE)])
     assert Frame.of(words, generation).around(np.arange(1, 9), 5).tolist() == expected

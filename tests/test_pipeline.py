@@ -1,8 +1,6 @@
-"""A step that nobody waits for: read when the next one is on its way, with batches made in a thread. Same bits, same
-log, same errors as one that is read at once.
-
-On a CPU there is nothing to wait for, so `late` makes a run behave as it does on a GPU.
-"""
+"""Steps that nobody waits for: results are read once the next step has started, and batches are made in a thread. The
+bits, log and errors are those of steps that are read at once. On a CPU there is nothing to wait for, so `late` makes a
+run behave as it does on a GPU."""
 
 from __future__ import annotations
 

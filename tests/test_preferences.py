@@ -1,4 +1,5 @@
-"""Learning which of two answers is preferred: records, rows, loss, and a run whose exported file prefers alike."""
+"""Learning which of two answers is preferred: records, rows, loss, and a run whose exported file has the same
+preference."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def test_log_probabilities_and_their_gradient(more: dict[str, Any], monkeypatch:
 
 
 def test_packed_is_unpacked() -> None:
-    """What is said of each answer in a row of several is what is said of it alone."""
+    """The log-probabilities of each answer in a row of several are those of the answer alone."""
     found = pairs(23)
     torch.manual_seed(0)
     # Float layers: behind a quantizer the last bit of a sum may move an activation over an edge (design §10).

@@ -1,4 +1,4 @@
-"""The presets of other families: at a size for tests they train from the command line, and they are what they say."""
+"""The presets of other families: small versions train from the command line, and have the properties they claim."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_learned_positions() -> None:
 
 
 def test_a_ternary_head_is_trained_and_exported(sentences: str, tmp_path: Path) -> None:
-    """With a bias, both learnt; the export compares it with the engine."""
+    """With a bias; both are learnt, and the export compares them with the engine."""
     options = ("--set", "head_format=ternary", "--set", "tie_embeddings=no", "--set", "head_bias=yes", "--steps", "3")
     assert bitnet("train", *TINY, *options, "--data", sentences, "--out", tmp_path / "run") == 0
     first, last = (Checkpoint(tmp_path / "run" / name) for name in ("step-000000", "step-000003"))

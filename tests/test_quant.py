@@ -81,7 +81,7 @@ class Divisions(TorchDispatchMode):
 
 
 def test_quantizers_divide_by_tensors() -> None:
-    """By a number a GPU multiplies with its reciprocal: scales would differ from the CPU's in their last bit."""
+    """A GPU multiplies by the reciprocal of a number instead: scales would differ from the CPU's in their last bit."""
     w = torch.randn(4, 260)
     with Divisions() as found:
         quant.row_codes(w)
@@ -92,7 +92,7 @@ def test_quantizers_divide_by_tensors() -> None:
 
 
 def test_scale_of_activations_is_rounded_once() -> None:
-    """As the engine's, and numpy's: the reciprocal times 127, rounded twice, is another number in a quarter of rows."""
+    """Like the engine's and numpy's: the reciprocal times 127, rounded twice, differs in a quarter of the rows."""
     x = torch.randn(2000, 3)
     s = quant.activation_codes(x)[1][:, 0].numpy()
     assert (s == np.float32(127) / x.abs().amax(1).numpy()).all()

@@ -1,5 +1,5 @@
-"""Two readers of the packed file, C and Python, written apart: they answer alike on every hostile file,
-every length and random damage. `make sanitize` runs this with the engine under ASan and UBSan."""
+"""Two readers of the packed file, in C and Python, written independently: they agree on every hostile file, every
+length and random damage. `make sanitize` runs this with the engine under ASan and UBSan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accepted(file: bytes) -> bool:
 
 
 def finding(file: bytes) -> str:
-    """What the Python reader says of a file; "" when it is good."""
+    """The Python reader's error for a file; "" if it is valid."""
     try:
         PackedFile(file)
     except PackedFormatError as error:
@@ -64,7 +64,7 @@ def test_every_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("good", [packed_bytes(), sketched_bytes()], ids=["rows", "sketch"])
 def test_random_damage_behind_right_checksums(tmp_path: Path, good: bytes) -> None:
-    """What survives the checks is only other numbers: it opens in both readers and computes."""
+    """Damage that passes the checks only changes numbers: the file opens in both readers and computes."""
     path = tmp_path / "file"
     (metadata,) = (s for s in PackedFile(good).sections if s.kind == records.METADATA)  # opaque to C
     places = [i for i in range(8, len(good)) if not metadata.offset <= i < metadata.offset + metadata.size]
@@ -103,7 +103,7 @@ def test_random_damage_behind_right_checksums(tmp_path: Path, good: bytes) -> No
 def test_metadata_has_one_rule(
     metadata: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the runtime would compute with is what inspect shows, or both refuse it."""
+    """The runtime computes with the values that inspect shows, or both refuse the file."""
     path = tmp_path / "m.bitnet"
     path.write_bytes(packed_files.with_section(packed_bytes(), records.METADATA, metadata))
     assert message in finding(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The two encodings of one model: nothing lost from one to the other, the same logits bit for bit."""
+"""The two encodings of one model: nothing is lost between them, and the logits are the same bit for bit."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_matrix_with_too_many_columns_is_refused_by_writer_and_readers(
 
 
 def test_sums_at_the_bound_on_columns_are_exact_on_every_tier(tmp_path: Path) -> None:
-    """All codes 1, or all -1, times activations that are all at the end of their range: K * 127."""
+    """All codes 1, or all -1, with all activations at the end of their range: K * 127."""
     config = MODEL.replace(ffn_dim=layout.TRIT_MAX_K, n_layers=1, dim=16, n_heads=1, n_kv_heads=1, sub_norm=False)
 
     def source(spec: records.Spec) -> Encoded:

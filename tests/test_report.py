@@ -1,4 +1,4 @@
-"""`bitnet report`: a page of a run that ended, goes on, was interrupted, or left damaged files."""
+"""`bitnet report`: a page about a run that has ended, continues, was interrupted, or left damaged files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_one_html_file_that_needs_no_other(run: Path, capsys: pytest.CaptureFixt
 
 
 def test_nothing_stays_of_a_page_that_is_stopped_while_it_is_drawn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even by a signal after which nothing is tidied up: there is nothing yet."""
+    """Even by a signal that allows no cleanup: no file exists yet."""
     names: list[set[str]] = []
     before = {path.name for path in run.iterdir()}
     monkeypatch.setattr("bitnet.report.page.sample", lambda *_: names.append({p.name for p in run.iterdir()}) or "")

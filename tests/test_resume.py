@@ -1,4 +1,4 @@
-"""What `--resume` goes on from, from where, and with which options; what a start that fails leaves."""
+"""What `--resume` continues from, from where, and with which options; and what a failed start leaves behind."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_a_start_that_fails_leaves_what_was_there(argv: list[str], sentences: st
 def test_a_tokenizer_of_others(
     sentences: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that has <s> and </s> in place of our end token: refused with the remedy, then trained with."""
+    """One with <s> and </s> instead of our end token: refused with the remedy, then used for training."""
     words = tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>")
     (tmp_path / "tokenizer.json").write_text(words)
     argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", tmp_path / "run"]

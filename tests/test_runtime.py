@@ -123,7 +123,7 @@ def test_texts_share_a_cache_of_limited_size(path: Path) -> None:
 
 
 def test_a_text_that_finds_no_room_leaves_the_session_as_it_was(path: Path) -> None:
-    """Also one that goes to the library in pieces, of which the first would fit."""
+    """Also a text that the library gets in pieces, of which the first would fit."""
     with Model.load(path) as model:
         limit = 192 * model.kv_bytes_per_token
     with Model.load(path, cache_bytes=limit) as model, model.session() as session:

@@ -125,7 +125,7 @@ def test_words_of_other_engines(model: Model) -> None:
 
 
 def test_what_ends_an_answer(tmp_path: Path) -> None:
-    """With guesses, too, and by itself as where others are computed beside it."""
+    """Also with guesses, alone as well as computed together with others."""
     script = scripted_model(tmp_path / "m.bitnet", [b"one", b"two", b"three"], max_context=64)
     with Model.load(script, threads=1) as model:
         one, two, three = model.generate("go", temperature=0).tokens

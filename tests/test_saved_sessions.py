@@ -130,7 +130,7 @@ def test_nothing_but_a_file_is_replaced(model: Model, tmp_path: Path) -> None:
 def test_who_may_read_a_file_stays_as_it_was(
     model: Model, saved: Path, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody else can open the new one before it has the name."""
+    """And nobody else can open the new file before it has its name."""
 
     def writing(number: int) -> None:
         modes.append(stat.S_IMODE(os.fstat(number).st_mode))

@@ -1,4 +1,5 @@
-"""Checkpoints are written beside the steps: of what was when they were begun, one at a time, and no failure is lost."""
+"""Checkpoints are written while training continues: each has the state from when it was begun, one at a time, and no
+failure is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scaling study: its text, the order of its runs, what it makes of their losses, and all of it on a tiny model."""
+"""The scaling study: its text, the order of its runs, the fit to their losses, and all of it on a tiny model."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_intervals_and_multipliers() -> None:
 
 
 def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what others of its size took; of one that was stopped the rest counts. Another takes its place."""
+    """Estimated from runs of the same size, for a stopped run only the rest. Another run takes its place."""
     begun: list[str] = []
     monkeypatch.setattr(runs, "start", lambda words, folder: begun.append(folder.name))
     long, short = plan.Cell("1m", 20, 1, search=False), plan.Cell("1m", 5, 1, search=False)
@@ -174,7 +174,7 @@ def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("no_plots")
 def test_the_study(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its quick form, its processes here; a second start finds every run, and so does one with outcomes alone."""
+    """The quick form, in this process; a second start finds every run, also if only outcomes are left."""
     begun: list[list[str]] = []
 
     def here(words: list[str], _: Path) -> argparse.Namespace:

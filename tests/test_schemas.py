@@ -47,7 +47,7 @@ def test_bounds_of_numbers(words: tuple[str, str]) -> None:
 
 
 def test_a_bound_moves_by_little() -> None:
-    """Also where it stands within another schema; values that look like one are left alone."""
+    """Also within another schema; values that look like a schema are left alone."""
     within = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": [within]}}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[str, int, int, Tensor | None, Tensor | None, Tensor]:
-    """What `visible` takes of a batch of two rows: documents may have the number of one that was before."""
+    """Arguments of `visible` for a batch of two rows: a document may have the number of an earlier one."""
     n = draw(st.integers(1, 300) if draw(st.booleans()) else st.integers(1, 9))
     mask, window = draw(st.sampled_from(["causal", "bidirectional", "prefix"])), draw(st.integers(0, n))
     cuts = [draw(st.lists(st.integers(0, n), max_size=4)) for _ in range(2)]
@@ -74,7 +74,7 @@ def test_documents_leave_blocks_out() -> None:
 
 
 def test_blocks_are_made_without_waiting_for_the_device() -> None:
-    """On the meta device nothing can be read back, and no shape may follow from values."""
+    """On the meta device nothing can be read back, and no shape may depend on values."""
     documents, prefix = torch.zeros(2, 300, dtype=torch.long, device="meta"), torch.ones(2, device="meta")
     for mask, told in (("causal", None), ("bidirectional", None), ("prefix", prefix.long())):
         found = masks.blocks(mask, 300, 50, documents, told, documents)

@@ -140,7 +140,7 @@ def test_completions_are_what_generate_gives(client: OpenAI, model: Model) -> No
 def test_guesses_are_as_many_as_asked_for(
     serving: Serving, model: Model, draft: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And change nothing."""
+    """And they change nothing."""
     asked: Any = {"prompt": [1, 2] * 8, "max_tokens": 20, "temperature": 0}
     told = []
 
@@ -160,7 +160,7 @@ def test_guesses_are_as_many_as_asked_for(
 def test_guesses_leave_the_others_their_time(
     serving: Serving, n: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all together no more than a piece; alone as many as asked for."""
+    """All together make no more guesses than a piece has tokens; one alone as many as asked for."""
     guesses = []
 
     def noted(entries: Sequence[Entry]) -> None:
@@ -196,7 +196,7 @@ def test_logit_bias_and_penalties(client: OpenAI, model: Model) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) -> None:
-    """As lm-eval asks: prompt as ids, one token more, of which there must be a score, too."""
+    """As lm-eval asks: the prompt as ids, and one more token; the prompt's tokens need scores, too."""
     prompts = [[random.Random(seed).randrange(256) for _ in range(n)] for seed, n in enumerate((2, 40, 255))]
     asked = {"model": "small-0-256", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
     if stream:
@@ -219,7 +219,7 @@ def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) ->
 
 
 def test_several_answers_score_their_prompt_once(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is told of it is the same as of each alone, a stream's too."""
+    """And the scores are those of each answer alone, also in a stream."""
     fed = []
     monkeypatch.setattr(
         "bitnet_serve.generation.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more)
@@ -237,7 +237,7 @@ def test_several_answers_score_their_prompt_once(serving: Serving, monkeypatch: 
 
 
 def test_scores_of_prompts_have_an_end(serving: Serving) -> None:
-    """Each takes 300 bytes on its way out, and no --max-cache counts them."""
+    """Each takes 300 bytes in the response, which --max-cache does not count."""
     asked = {"prompt": [1] * 200, "n": 128, "max_tokens": 1, "logprobs": 20, "echo": True}
     status, _ = post(serving, "/v1/completions", asked | {"n": 2})
     assert status == 200
@@ -284,7 +284,7 @@ def test_embeddings(client: OpenAI, model: Model, pooling: str) -> None:
 
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_embeddings_may_be_shorter(serving: Serving, model: Model, form: str) -> None:
-    """As OpenAI's: the first numbers, of length 1 again."""
+    """As in OpenAI's API: the first numbers, scaled to length 1 again."""
     asked = {"model": "small-0-256", "input": ["a", "bcd"], "pooling": "mean", "dimensions": 5, "encoding_format": form}
     status, answer = post(serving, "/v1/embeddings", asked)
     assert status == 200

@@ -1,4 +1,4 @@
-"""Adapters in the server: each a model of its own name, together in one batch, and none sees the texts of another."""
+"""Adapters in the server: each is a model with its own name, all in one batch, and none sees the texts of another."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_is_a_model_by_name(serving: Serving) -> None:
 
 
 def test_a_stale_adapter_takes_nobody_down(tmp_path: Path) -> None:
-    """Its model goes on, and so does another adapter; it comes back when its file is right."""
+    """Its model and other adapters keep working; it works again once its file is right."""
     model, cats, dogs = small_model(tmp_path), tmp_path / "cats.bitnet", tmp_path / "dogs.bitnet"
     for seed, path in enumerate((cats, dogs)):
         random_adapter(model, path, seed)

@@ -121,7 +121,8 @@ def test_health_and_metrics(serving: Serving) -> None:
 
 
 def test_how_long_answers_took(tmp_path: Path) -> None:
-    """As Prometheus counts it: each bound has what is below it, the last one all. One that fails is not counted."""
+    """As Prometheus counts: each bucket includes the smaller ones, the last one everything. A failed answer is not
+    counted."""
     with served(small_model(tmp_path)) as serving:
         for most in (1, 5, 5):
             assert post(serving, "/v1/completions", {"prompt": [1], "max_tokens": most})[0] == 200
@@ -210,7 +211,7 @@ def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bo
 
 @pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])
 def test_pictures_in_a_chat(tmp_path: Path, config: ModelConfig) -> None:
-    """What is asked about a picture gets the bits of `Model.chat`, in company; and texts get theirs."""
+    """An answer about a picture has the bits of `Model.chat`, computed with others; so have answers to texts."""
     path = packed(tmp_path / "sees.bitnet", config.replace(vocab_size=VOCAB, image_token=IMAGE), template=PARTS)
     png = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(png, "PNG")

@@ -1,4 +1,5 @@
-"""What was computed of texts survives a restart: same bits, nobody else's, bounded, whatever is in the folder."""
+"""Computed texts survive a restart: the same bits, never for another client, within limits, whatever is in the
+folder."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_a_server_that_is_killed_has_kept_its_texts(tmp_path: Path) -> None:
 
 
 def test_texts_are_written_beside_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By several models at once, as texts come and go: each once, and nothing is left that is not kept."""
+    """By several models at once, as texts come and go: each text once, and nothing is left that is not kept."""
     monkeypatch.setattr(sessions, "EVERY", 0.001)
     paths, folder, saved = [small_model(tmp_path, seed) for seed in (0, 1)], tmp_path / "cache", list[Path]()
     save = Session.save

@@ -1,4 +1,5 @@
-"""`bitnet serve` as a process: where it listens, how it ends what runs when told to stop, and its page of docs."""
+"""`bitnet serve` as a process: where it listens, how it ends running answers when told to stop, and its page of
+docs."""
 
 from __future__ import annotations
 

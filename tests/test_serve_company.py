@@ -1,4 +1,4 @@
-"""Whoever else asks, and however: an answer has the bits that `Model.generate` gives without drafts."""
+"""Whatever other requests are running, an answer has the bits that `Model.generate` gives without drafts."""
 
 from __future__ import annotations
 

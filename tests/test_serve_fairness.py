@@ -51,7 +51,7 @@ def test_who_leaves_makes_room(scheduler: Scheduler) -> None:
 
 
 async def order(arrivals: list[str]) -> list[str]:
-    """In which they have their turns, all but the first waiting for it."""
+    """The order in which requests have their turns, all but the first waiting for it."""
     made, served = Turns("others work", 9), list[str]()
     gate = asyncio.Event()
 
@@ -109,7 +109,7 @@ def test_a_turn_that_does_not_come() -> None:
 
 
 def test_long_texts_take_turns() -> None:
-    """Each may hold Python's lock for a second, and 300 MB."""
+    """Each may hold Python's lock for a second, and take 300 MB."""
     api = Api(Shelf({}, 0), 1 << 20)
 
     def request(client: str, long: bool) -> Request:

@@ -1,4 +1,4 @@
-"""Answers of a given form over HTTP: those that `Model.generate` gives, in company, in every API."""
+"""Answers with a given format over HTTP: those of `Model.generate`, computed together, in every API."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_scores_of_forced_tokens_are_the_models_own(serving: Serving, model: Mod
 def test_who_asks_for_no_format_does_not_wait_for_those_of_others(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are; and of these each is answered soon."""
+    """However many others there are; and each of those is answered soon, too."""
     slow, compile = threading.Event(), Grammars._compile
     monkeypatch.setattr(Grammars, "_compile", lambda *given: (slow.wait(60), compile(*given))[1])
     asked = [{"prompt": "x", "regex": f"[ab]{{{n}}}", "max_tokens": 50} for n in range(1, 41)]

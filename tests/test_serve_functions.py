@@ -41,7 +41,7 @@ def allowed(mode: str, names: list[str]) -> Any:
 
 
 def test_some_of_the_tools_are_allowed(client: OpenAI) -> None:
-    """What is told of the others would be an offer."""
+    """To describe the others to the model would offer them."""
     only_clock = allowed("auto", ["clock"])
     assert prompt_tokens(client, "two", tools=TOOLS, tool_choice=only_clock) == prompt_tokens(
         client, "two", tools=TOOLS[1:]
@@ -58,7 +58,7 @@ def test_some_of_the_tools_are_allowed(client: OpenAI) -> None:
 
 
 def test_tokens_with_tools_are_those_of_the_chat(serving: Serving, client: OpenAI) -> None:
-    """As vLLM has it: so a program knows whether they fit."""
+    """As in vLLM: a client can find out whether its tools fit."""
     status, answer = post(serving, "/tokenize", {"model": "two", "messages": ASK, "tools": TOOLS})
     assert status == 200 and answer["count"] == prompt_tokens(client, "two", tools=TOOLS) > prompt_tokens(client, "two")
     status, answer = post(serving, "/tokenize", {"model": "two", "prompt": "x", "tools": TOOLS})

@@ -1,4 +1,5 @@
-"""Wrong requests, and those of who may not ask: each is told what is wrong. See test_serve_load for the rest."""
+"""Wrong requests, and requests without permission: each gets an error that says what is wrong. For the rest see
+test_serve_load."""
 
 from __future__ import annotations
 
@@ -186,7 +187,7 @@ def test_two_lengths_of_a_body(serving: Serving) -> None:
 
 
 def test_nesting_where_a_word_is_expected(serving: Serving) -> None:
-    """In a body that another thread parses, which reaches deeper than Python prints."""
+    """In a body that another thread parses, nested deeper than Python's repr can go."""
     deep = b"[" * 950 + b"]" * 950
     body = b'{"user": "' + b"x" * 20_000 + b'", "messages": [{"role": "user", "content": [{"type": ' + deep + b"}]}]}"
     status, answer = post(serving, CHAT, body)
@@ -235,7 +236,7 @@ def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(serving: Serving, 
 
 
 def test_a_target_may_name_the_server(serving: Serving) -> None:
-    """As a proxy is asked (RFC 9112, 3.2.2)."""
+    """As requests to a proxy do (RFC 9112, 3.2.2)."""
     for target in ("http://localhost/health", "http://localhost:80/health?x=1", "http://localhost"):
         assert request(serving, "GET", target)[0] == 200
     assert request(serving, "GET", "http://localhost/nothing")[0] == 404
@@ -275,7 +276,7 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
 
 
 def test_an_open_server_may_be_called_by_some_names_alone(tmp_path: Path) -> None:
-    """Against pages whose name was made to mean this machine, where no key keeps them out."""
+    """Protects against pages whose host name was made to resolve to this machine, if no key keeps them out."""
     path = small_model(tmp_path)
     for names, found in (([], 200), (["Server.example"], 403)):
         with served(path, host="0.0.0.0", allow_hosts=names) as serving:

@@ -126,7 +126,7 @@ def test_a_large_file_is_cut_to_what_is_near(serving: Serving, model: Model) -> 
 
 
 def test_what_was_cut_is_told(serving: Serving, model: Model) -> None:
-    """Each of the texts by a character, and whole in the same room."""
+    """Texts that just fit are whole; with one character more they are truncated."""
     room = model.n_ctx - 8 - len(model.infill_prompt("", "", 8))
     long, line = "x" * (room - room // 4), "z" * (model.n_ctx // 4)
     for more, truncated in (
@@ -160,7 +160,7 @@ def test_the_page_of_docs_works(serving: Serving, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_line_that_is_longer_than_the_context(serving: Serving) -> None:
-    """Its end is kept, as of what is before the gap."""
+    """Its end is kept, like the end of the text before the gap."""
     model = serving.models["mine"].model
     for most in (None, 1, 10**6):
         asked = {"input_prefix": "a" * 300, "input_suffix": "b" * 300, "prompt": "ab " * 300, "temperature": 0}

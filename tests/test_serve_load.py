@@ -1,4 +1,4 @@
-"""Clients that are slow, that leave, that are many: none of them stalls the others or holds what it does not use."""
+"""Slow clients, clients that leave, many clients: none of them stalls the others or holds what it does not use."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_new_ones_of_an_address_leave_room_for_others(serving: Serving, monkeypa
 
 
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And until then the answer waits for him: no more than a few events are made."""
+    """Until then its answer waits: only a few events are made."""
     monkeypatch.setattr(server, "STALLED", 1.0)
     scheduler = slow.models["slow"].scheduler
     before = scheduler.completion_tokens
@@ -136,7 +136,7 @@ def test_answers_that_nobody_reads_hold_no_places(slow: Serving) -> None:
 
 
 def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is large, many that were asked for at once, and those whose connection would be closed behind them."""
+    """A large answer, many that were requested at once, and answers after which the connection would be closed."""
     monkeypatch.setattr(server, "STALLED", 1.0)
     large, page = as_http("/tokenize", {"prompt": "x" * 900_000}), b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
     one = b"connection: close\r\n"
@@ -308,7 +308,7 @@ def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest
 
 
 def test_bodies_that_come_take_memory_that_has_an_end(tmp_path: Path) -> None:
-    """Before it is known which model they ask, and so whether there is a place. A client leaves others as much."""
+    """Before the server knows which model they ask, and whether there is a place. A client leaves others as much."""
     body = json.dumps({"prompt": [1], "max_tokens": 1, "user": "x" * 900}).encode()
     with served(small_model(tmp_path), max_body=1000, api_keys=["a", "b"]) as serving:
 

@@ -1,4 +1,4 @@
-"""More models than memory has room for: those that are asked for come, those that nobody uses leave."""
+"""More models than fit in memory: those that are requested are loaded, those that nobody uses are closed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["renamed", "written"])
 def test_a_file_that_is_another_now_is_loaded_again(paths: list[Path], tmp_path: Path, way: str) -> None:
-    """Where nothing runs. Of as many bytes, so that nothing of a text that goes on could be missing."""
+    """When no answer is running. The file has the same size, so that a text that continues could not have lost
+    anything."""
     file, other = (Path(shutil.copy(path, tmp_path / name)) for path, name in zip(paths, "ab", strict=False))
     expected = []
     for path in (file, other):
@@ -163,7 +164,7 @@ def test_a_file_that_is_another_now_is_loaded_again(paths: list[Path], tmp_path:
 
 
 def test_a_file_that_changes_while_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was replaced goes on, and one that was written to is refused."""
+    """With a replaced file the answer continues; with one that was written to it is refused."""
     slow = slow_model(tmp_path)
     with served(slow) as serving:
         asked = {"model": "slow", "prompt": [1], "max_tokens": 60_000, "stream": True}
@@ -195,7 +196,7 @@ def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path
 
 
 def test_texts_of_one_model_leave_memory_to_another(tmp_path: Path) -> None:
-    """Those that are kept give way; those that run are waited for, and cannot come again and again before it."""
+    """Kept texts are dropped; running ones are waited for, and new ones cannot overtake the other model."""
     roomy, large = SMALL.replace(max_context=2048), {"max_tokens": 2000, "seed": 1}
     paths = [small_model(tmp_path, seed, roomy) for seed in range(2)]
     first, second = (path.stem for path in paths)

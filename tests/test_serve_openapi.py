@@ -1,4 +1,4 @@
-"""/openapi.json is true: what it allows is understood, what it does not is refused, nothing makes the server fail."""
+"""/openapi.json is true: what it allows is accepted, what it does not is refused, and nothing makes the server fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of `bitnet serve`, used as a person uses it, in a browser without a window."""
+"""The page of `bitnet serve`, used as a person would, in a headless browser."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_settings_are_asked_for_and_kept(serving: Serving, tmp_path: Path) -> No
 
 
 def test_stop(serving: Serving, tmp_path: Path) -> None:
-    """And a model that only continues texts."""
+    """Also with a model that only continues texts."""
     scheduler = serving.models["slow"].scheduler
     with opened(serving, tmp_path) as page:
         page.run("(m => { m.value = 'slow'; m.onchange() })(document.querySelector('#model'))")

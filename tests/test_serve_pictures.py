@@ -1,4 +1,4 @@
-"""Vectors of pictures over HTTP: those of the model, and what is no picture, or not for this model, is told."""
+"""Vectors of pictures over HTTP: those of the model; what is not a picture, or not for this model, is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that begin alike go on from what is there, with the bits that each gets alone."""
+"""Texts with a common beginning reuse what was computed, with the bits that each gets alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_of_several_answers_the_prompt_counts_once(serving: Serving) -> None:
 
 
 def test_random_texts_that_part_and_join(serving: Serving) -> None:
-    """Each as a model alone has it."""
+    """Each result is that of a model that computes it alone."""
     rng, model = random.Random(1), serving.models["small-0-256"].model
     texts = [[rng.randrange(256) for _ in range(120)]]
     saved = 0

@@ -1,7 +1,5 @@
-"""Every byte of every kind of stream against a strict schema: which events come, in which order, with which fields.
-
-The clients of others pass over what they do not know, so that they prove little of it.
-"""
+"""Every byte of every kind of stream compared with a strict schema: which events come, in which order, with which
+fields. Third-party clients ignore what they do not know, so they prove little about it."""
 
 from __future__ import annotations
 
@@ -60,13 +58,13 @@ REASONS = {None, "stop", "length", "tool_calls"}
 
 
 def chunks(data: str) -> list[Any]:
-    """Of OpenAI's older streams: data alone, and a last word."""
+    """The data of OpenAI's older streams, which end with a last word."""
     assert re.fullmatch(r"(data: \{[^\n]*\}\n\n)+data: \[DONE\]\n\n", data)
     return [json.loads(line.removeprefix("data: ")) for line in data.split("\n\n")[:-2]]
 
 
 def events(data: str) -> list[Any]:
-    """Of the others: each with its name."""
+    """The events of the other streams, each with its name."""
     found = re.findall(r"event: ([\w.]+)\ndata: (\{[^\n]*\})\n\n", data)
     assert "".join(f"event: {name}\ndata: {text}\n\n" for name, text in found) == data
     parsed = [json.loads(text) for _, text in found]

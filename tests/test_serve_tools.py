@@ -316,7 +316,7 @@ def test_wrong_messages(serving: Serving, wrong: Any) -> None:
 def test_the_page_of_docs_works(
     serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for the clients of others, which `make clients` runs."""
+    """Except for third-party clients, which `make clients` runs."""
     calling_model(tmp_path / "assistant.bitnet", CALL)
     monkeypatch.chdir(tmp_path)
     found = blocks(PAGE.read_text(encoding="utf-8"))

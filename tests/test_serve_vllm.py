@@ -1,4 +1,4 @@
-"""What clients of vLLM send, which OpenAI's API does not have."""
+"""What vLLM's clients send and OpenAI's API does not have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(serving: Serving) -> Model:
 
 
 def prompt_of(serving: Serving, *messages: Any, **asked: Any) -> str:
-    """As the template has it. A chat has as many tokens."""
+    """The prompt as the template writes it. A chat has as many tokens."""
     status, answer = post(serving, "/tokenize", {"messages": messages, **asked})
     assert status == 200, answer
     _, said = post(serving, CHAT, {"messages": messages, "max_tokens": 1, **asked})
@@ -45,7 +45,7 @@ def prompt_of(serving: Serving, *messages: Any, **asked: Any) -> str:
 
 
 def test_variables_of_the_template(serving: Serving, model: Model) -> None:
-    """What they say is a text, never a special token."""
+    """Their texts are plain text, never special tokens."""
     before = "<|user|>go<|end|><|assistant|>"
     assert prompt_of(serving, USER) == prompt_of(serving, USER, chat_template_kwargs={"other": [1]}) == before
     thoughtless = {"enable_thinking": False, "note": "<|end|>"}

@@ -1,4 +1,4 @@
-"""Texts of a SigLIP: the tokens of its class in transformers, which does more to a text than tokenizer.json says."""
+"""Texts for SigLIP: the tokens of its class in transformers, which changes a text more than tokenizer.json says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets by size, the rates of their groups, and what a run uses of a GPU."""
+"""Presets by size, the learning rates of parameter groups, and the utilization of a GPU."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_embeddings_and_gains_may_have_their_own_rate(
 def test_operations_of_a_token_are_those_that_torch_counts(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In full precision. torch counts attention with all tokens, also those that a mask hides, and as a product what
-    makes the gradient of a norm's gain: 0.1 %. Of oneDNN's products it counts none."""
+    """In full precision. torch counts attention with all tokens, also masked ones, and the gradient of a norm's gain as
+    a product: 0.1 %. It does not count oneDNN's products."""
     monkeypatch.setattr("bitnet.float_product.HAS_BOTH", False)
     config = PRESETS["1m"].replace(ternary=(), head_format="f32", max_context=64, mask="bidirectional", **change)
     model = Transformer(config)

@@ -1,4 +1,5 @@
-"""Text that is named and cannot be had is an error, not less text; what a file begins with besides text is none."""
+"""Text that is named and cannot be read is an error, not less text; and what a file holds before its text is left
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers held to a JSON schema, a regular expression or a grammar: each answer fits, however it is computed."""
+"""Answers constrained to a JSON schema, a regular expression or a grammar: each one fits, however it is computed."""
 
 from __future__ import annotations
 

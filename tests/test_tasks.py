@@ -1,4 +1,4 @@
-"""Tasks that a model is asked while it learns: when, what of it is logged, and which checkpoint is kept for it."""
+"""Tasks that a run evaluates during training: when, what is logged, and which checkpoint is kept for them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_best_is_kept(task: Path, sentences: str, tmp_path: Path, monkeypatc
 def test_a_failure_costs_no_run(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the first step it ends it; later it is only said."""
+    """Before the first step a failure ends the run; later it is only reported."""
     failures: list[Exception | None] = [KeyError("question")]
 
     def how(*_: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_a_failure_costs_no_run(
 def test_a_signal_ends_what_is_asked(
     task: Path, sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the question that it came in; the run is saved, and goes on as if nothing had been asked."""
+    """After the question during which it came; the run is saved, and resumes as if nothing had been asked."""
     score, questions = harness.EngineLM._score, 0
 
     def interrupted(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What training records of each layer, what that costs, and what it does after a bad step."""
+"""What training records about each layer, what that costs, and how a run reacts to a bad step."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_watching_changes_no_bit(text: str, tmp_path: Path) -> None:
 
 
 def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is recorded is seen in a pass of its own: no layer of a step runs as it is written, and no bit changes."""
+    """Telemetry is taken in a separate pass: no layer of a step runs eagerly, and no bit changes."""
     compile_layers = compiler.compile_layers
     monkeypatch.setattr(compiler, "compile_layers", lambda model: compile_layers(model, backend="eager"))
     eagerly, inside = compiler.eagerly, []
@@ -268,7 +268,7 @@ def test_tensorboard_that_is_not_there(
 def test_trackers_get_the_log(
     library: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In place of the libraries, which are large, a module with the functions of theirs that are called."""
+    """The libraries are large: a module with the functions that are called takes their place."""
     made: list[dict[str, Any]] = []
     numbers: dict[int, dict[str, float]] = {}
     ended: list[bool] = []

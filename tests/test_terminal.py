@@ -1,4 +1,4 @@
-"""What a model or a file says never acts on the terminal, and a file or a pipe gets it as it was said."""
+"""Text from a model or a file never controls the terminal, while a file or a pipe gets it unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding and head in ternary codes, and scales of 128 weights: what the engine makes of them, to the bit."""
+"""Ternary embedding and head, and scales per 128 weights: what the engine computes with them, to the bit."""
 
 from __future__ import annotations
 

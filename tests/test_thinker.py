@@ -1,4 +1,4 @@
-"""The Thinker: its presets have its sizes, its JSON configuration is read, and what it cannot say is refused."""
+"""The Thinker: its presets have its sizes, its JSON configuration is read, and what we cannot represent is refused."""
 
 from __future__ import annotations
 

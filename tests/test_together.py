@@ -48,7 +48,7 @@ def test_right_guesses_save_steps(model: Model, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_repetitions_are_guessed_when_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it is known how long a pass takes, as many as come again; never with `draft=0`."""
+    """Until it is known how long a pass takes, as many guesses as repeat; never any with `draft=0`."""
     lengths, same = counted_steps(monkeypatch), {"logit_bias": {7: 1000.0}, **GREEDY}
     with Model.load(small_model(tmp_path), threads=1) as model:
         assert model.generate([7] * 20, max_tokens=9, draft=0, **same).tokens == [7] * 9
@@ -155,7 +155,7 @@ def test_a_text_leaves_and_the_others_go_on(model: Model) -> None:
 
 
 def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those whose tokens were computed in the same pass, and behind it."""
+    """Also those whose tokens were computed in the same pass, and later."""
     alone = model.generate([3, 4], max_tokens=30, **DRAWN)
     passes = 0
 
@@ -322,7 +322,7 @@ def test_a_text_that_finds_no_room_leaves_its_own_to_the_others(tmp_path: Path) 
 
 
 def test_a_list_is_computed_as_far_as_the_cache_has_room(tmp_path: Path) -> None:
-    """As each prompt alone: what finds no room among others is made anew, and refused where it is alone."""
+    """As each prompt alone: one that finds no room beside others is tried again, and refused if it finds none alone."""
     path, prompts = small_model(tmp_path), [[1 + i] * (60 if i % 3 else 120) for i in range(9)]
     with Model.load(path, threads=1) as model:
         alone = [model.generate(prompt, max_tokens=20, **DRAWN).tokens for prompt in prompts]
@@ -372,7 +372,7 @@ def test_a_batch_that_is_closed_in_a_pass_ends(model: Model, monkeypatch: pytest
 def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of the prompts no more than the time of one pass is for; who waited longest comes first."""
+    """And only as much of the prompts as one pass has time for; the one that waited longest comes first."""
     passes: list[list[int]] = []
 
     def counted(entries: Sequence[Entry]) -> None:
@@ -399,7 +399,7 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
     ("alone", "token", "room"), [(0.1, 0.014, 6), (0.01, 0.02, 2), (1e-4, 5e-4, 8), (1e-4, 2e-3, 2), (0.1, 1e-3, 64)]
 )
 def test_prompts_take_the_time_of_a_pass_or_little(alone: float, token: float, room: int) -> None:
-    """Where a pass is short, 8 tokens if these take no more than 5 ms; and never less than 2."""
+    """If a pass is short, 8 tokens if they take at most 5 ms; and never fewer than 2."""
     passes = Passes()
     passes._note(2, 0, alone)
     assert passes._room(2) == 8
@@ -411,7 +411,8 @@ def test_prompts_take_the_time_of_a_pass_or_little(alone: float, token: float, r
 
 
 def test_prompts_get_less_the_longer_what_was_read_takes_again() -> None:
-    """Whatever a pass takes for the depth alone, it ends at what has room beside that."""
+    """The part of a pass that depth alone takes does not count: However long a pass takes for the depth alone, prompts
+    get what fits beside that."""
     passes, rooms = Passes(), []
     passes._note(1, 0, 1.0)
     for depth in range(1000):

@@ -1,4 +1,4 @@
-"""Folders of token ids: runs on one learn what runs on its text learn, and what does not fit is refused."""
+"""Folders of token ids: runs on them learn what runs on their text learn, and what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(out: Path, data: Path, *more: str) -> int:
 
 
 def test_runs_learn_the_same(text: Path, ids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """To the last bit; so does one that goes on, and an evaluation of either text is the same."""
+    """To the last bit, also after a resume; and evaluations of either text are the same."""
     figures = []
     for name, data in (("text", text), ("ids", ids)):
         capsys.readouterr()
@@ -103,7 +103,7 @@ def test_tokens_to_fill_in_the_middle(
 
 
 def test_damaged_folders(ids: Path, tmp_path: Path) -> None:
-    """What is no such folder, or not what it was, is named."""
+    """A folder that is not one of token ids, or has changed, is named."""
     assert tokenized.named([str(ids)]) == ids and tokenized.named([str(tmp_path)]) is None
     with pytest.raises(DataError, match="cannot be mixed"):
         tokenized.named([str(ids), str(tmp_path)])
@@ -136,7 +136,7 @@ def test_damaged_folders(ids: Path, tmp_path: Path) -> None:
 
 
 def test_documents_begin_as_the_tokenizer_says(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the token that tokenizer_config.json names; a run of a model that has another one is refused."""
+    """With the token that tokenizer_config.json names; a model with another one refuses the folder."""
     file, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
     file.write_text(tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>"))
     ids, words = tmp_path / "ids", ["tokenize", str(tmp_path / "ids"), "--data", str(text), "--tokenizer", str(file)]

@@ -54,7 +54,7 @@ def test_code_points_of_every_plane(published: tuple[str, Path]) -> None:
 
 
 def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
-    """Without add_bos_token a text begins with the start token; tokens that are only named there are added."""
+    """Without add_bos_token a text begins with the start token; tokens named only there are added."""
     config = {key: value for key, value in LLAMA2.items() if key != "add_bos_token"}
     folder = foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **config, extra_special_tokens=["<x>"])
     definition, _, generation, assumptions = of_folder(Folder(folder))
@@ -146,7 +146,7 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
 
 
 def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
-    """Though neither eos_token nor generation_config.json has that token."""
+    """Even if neither eos_token nor generation_config.json has that token."""
     words = foreign.byte_level("llama-bpe")
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}"
     folder = foreign.save(tmp_path / "m", words, eos_token="<|end_of_text|>", chat_template=template)

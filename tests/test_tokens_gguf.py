@@ -1,4 +1,4 @@
-"""Tokenizers in the metadata of GGUF files: tokens as the one has them that they were made of."""
+"""Tokenizers in the metadata of GGUF files: the same tokens as the tokenizers they were made from."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_hostile_metadata(key: str, value: Any, message: str) -> None:
 
 
 def test_gguf_without_types_and_scores() -> None:
-    """Those of byte-level tokens are told by their names; SentencePiece's cannot be told."""
+    """Byte-level tokens are recognized by their names; SentencePiece's cannot be."""
     metadata = {key: value for key, value in as_gguf("llama-bpe").items() if key != "tokenizer.ggml.token_type"}
     definition, _, _, assumptions = of_gguf(metadata)
     added = [json.loads(each or b"{}")["added_tokens"] for each in (definition, of_gguf(as_gguf("llama-bpe"))[0])]

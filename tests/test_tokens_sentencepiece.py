@@ -42,7 +42,7 @@ def test_a_sentencepiece_model_gives_the_tokens_of_sentencepiece(tmp_path: Path)
 
 
 def test_a_llama_that_is_not_legacy_is_as_in_transformers(tmp_path: Path) -> None:
-    """But that loses a space at the beginning of a text, and SentencePiece does not."""
+    """Except that transformers loses a space at the beginning of a text, and SentencePiece does not."""
     folder = foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **LLAMA2, legacy=False)
     definition, _, generation, _ = of_folder(Folder(folder))
     ours, theirs = runtime(definition, generation), spm()
@@ -85,7 +85,7 @@ def test_a_gemma_folder_gives_the_tokens_of_transformers(tmp_path: Path) -> None
 
 
 def test_a_siglip_2_takes_texts_in_lower_case(tmp_path: Path) -> None:
-    """As its class in transformers does, where tokenizer.json is as Gemma has it."""
+    """As its class in transformers does, though its tokenizer.json is like Gemma's."""
     model = foreign.sentencepiece_model(False, **{**GEMMA_IDS, "user_defined_symbols": ("<mask>",)})
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
     config = names | {"tokenizer_class": "Siglip2Tokenizer", "mask_token": "<mask>", "add_bos_token": False}
@@ -153,7 +153,7 @@ def test_sentencepiece_models_that_could_not_be_run_exactly(
 
 
 def test_vocabularies_that_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a few megabytes can ask for: a piece in two bytes, every piece made of every other."""
+    """What a few megabytes can hold: a piece in two bytes each, or every piece made of every other."""
     with pytest.raises(SourceError, match="more than 524288 pieces"):
         read_sentencepiece(b"\x0a\x00" * (1 << 20), "tokenizer.model")
     pieces = ["x" * length for length in range(1, 301)]

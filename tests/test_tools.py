@@ -1,4 +1,4 @@
-"""Tools: how they are told to a model, how what it writes is read, and what holds it to the form of a call."""
+"""Tools: how a model is told about them, how its output is read, and what constrains it to the form of a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEMPLATES = {"told by us": TEMPLATE, "tags": QWEN, "list": FALCON, "json": LLAMA
 
 
 def read(template: str, text: str, step: int, most: int | None = None) -> tuple[str, list[tuple[str, str]]]:
-    """What comes of a text that comes in steps: what is said, and the calls."""
+    """The text and the calls in an output that arrives in steps."""
     reader = CallReader(dialect(template), {"weather", "clock"}, most)
     said = "".join(reader.push(text[i : i + step]) for i in range(0, len(text), step)) + reader.push("", final=True)
     parts = reader.take()
@@ -461,7 +461,7 @@ def test_the_tool_with_a_wrong_schema_is_named(tmp_path: Path, strict: bool) -> 
 
 
 def test_tags_that_are_special_tokens(tmp_path: Path) -> None:
-    """What they say is no text of an answer, but calls are found by it."""
+    """They are not part of an answer's text, but calls are found by them."""
     words = byte_tokenizer([b'\n{"name": "clock"', b', "arguments": {', b'"a": "', b"b\xc3", b'\xa9"}}\n'])
     words.add_special_tokens(["<tool_call>", "</tool_call>"])
     config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=1024)

@@ -1,4 +1,4 @@
-"""`bitnet` from Python: whole runs, and loops of one's own."""
+"""`bitnet` from Python: whole runs, and training loops of one's own."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_compiled_model_behind_a_link_is_saved_as_it_is(tmp_path: Path) -> Non
 
 
 def test_a_save_that_was_killed(tmp_path: Path) -> None:
-    """Between the two names that it changes."""
+    """Between its two renames."""
     first, second = Transformer(CONFIG), Transformer(CONFIG)
     save(first, WORDS, tmp_path / "own")
     (tmp_path / "own").rename(tmp_path / ".own.replaced")

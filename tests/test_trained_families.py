@@ -1,4 +1,4 @@
-"""Of every family a model that was trained: its packed file has the loss of its checkpoint, within 1e-4."""
+"""Trained models of every family: the packed file has the loss of its checkpoint, within 1e-4."""
 
 from __future__ import annotations
 

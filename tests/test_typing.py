@@ -59,7 +59,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def wrong_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    """Of each program, the lines in which mypy found errors."""
+    """For each program the lines in which mypy found errors."""
     folder = tmp_path_factory.mktemp("programs")
     programs = {"right": BEGIN + "\n".join(RIGHT), "wrong": BEGIN + "\n".join(WRONG)}
     for page in ("README.md", "docs/python.md", "docs/train-python.md"):

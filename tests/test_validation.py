@@ -1,4 +1,4 @@
-"""What a run says of its evaluations: passes over the data, the best one, when it ends for want of a better one."""
+"""What a run reports of its evaluations: passes over the data, the best one, and early stopping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def words(*more: object) -> list[object]:
-    """Of a run with the usual evaluations."""
+    """Arguments of a run with the usual evaluations."""
     cut = TINY.index("--eval-every")
     return [*TINY[:cut], *TINY[cut + 2 : -2], *more]
 
@@ -49,7 +49,7 @@ def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("each", "expected"), [(0, 9), (1, 9), (15, 2), (1000, 1)])
 def test_of_minutes_they_take_a_part(each: int, expected: int) -> None:
-    """On a slow machine a run of minutes would else be little but evaluations. each: seconds."""
+    """Otherwise a run of minutes on a slow machine would be little but evaluations. each: seconds."""
     run: Any = SimpleNamespace(
         settings=Settings(minutes=2), horizon=Horizon(0, 100.0, 1), state={"step": 0, "seconds": 0.0}, evaluated=0.0
     )
@@ -75,7 +75,7 @@ def test_the_time_of_evaluations_is_noted(sentences: str, tmp_path: Path, monkey
 def test_the_last_one_is_of_a_part_of_a_long_text(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of eight times as many tokens as the others, the same ones each time; `bitnet eval` takes all."""
+    """With eight times as many tokens as the others, always the same ones; `bitnet eval` uses all."""
     run = tmp_path / "run"
     argv = [*words("--steps", "2"), "--data", sentences, "--validation", "0.5", "--eval-tokens", "64", "--out", run]
     assert bitnet("train", *argv) == 0

@@ -1,4 +1,5 @@
-"""benchmarks/versus_trainers.py beside trainers that are stood in for, and their script beside transformers itself."""
+"""benchmarks/versus_trainers.py with stand-ins for the other trainers, and the script for them compared with
+transformers itself."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_page_needs_no_other_file(made: Path) -> None:
 
 
 def test_the_command_line_answers_as_python_does(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At a temperature, for what has learnt nothing says the same to everything."""
+    """With a temperature, as an untrained model answers everything alike."""
     record = demo.records(made / "unseen" / "questions.jsonl")[0]
     image, prompt = made / "unseen" / record["image"], record["prefix"]
     with demo.Model.load(made / "paligemma.bitnet") as model:

@@ -1,4 +1,4 @@
-"""Models that look at images, in torch: the configuration of two stacks, what enters, what leaves, who learns."""
+"""Vision models in torch: the configuration of two stacks, their inputs and outputs, and which parts learn."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_stack_in_full_precision_becomes_ternary_where_the_rest_is(
     options: dict[str, Any], model: list[str], tower: tuple[str, ...], ternary: bool, warmup: float
 ) -> None:
-    """And slowly, though the preset of a decoder is ternary from the first step."""
+    """And gradually, though a decoder's preset is ternary from the first step."""
     start = Start("a tower", VISION.replace(ternary=tower), {}, None)
     given = Given(options={"preset": "paligemma-tiny", "vision": "tower", **options}, model=model)
     settings, config = resolve(given, tower=start)

@@ -1,4 +1,4 @@
-"""The process in which programs of strangers run: its limits, and that nothing is left of it."""
+"""The process in which untrusted programs run: its limits, and that nothing is left of it."""
 
 from __future__ import annotations
 
