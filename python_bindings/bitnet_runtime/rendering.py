@@ -19,7 +19,7 @@ import textwrap  # noqa: F401
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, runtime
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, runtime
 from jinja2 import constants as constants
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -33,7 +33,6 @@ MARK = "\ufdd0"  # of `definitions`
 def answer(request: bytes) -> bytes:
     """{"source": template, "variables": …, "most": characters} to {"text": …} or {"error": …, "line": …}."""
     asked = json.loads(request.decode("utf-8", "surrogatepass"))
-    reply: dict[str, Any]
     stage = "is broken"
     try:
         template = _compiled(asked["source"])
@@ -50,11 +49,6 @@ def answer(request: bytes) -> bytes:
         reason = (said or type(error).__name__)[:500]
         reply = {"error": f"{stage}{_line(error)}: {reason}"}
     return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-@functools.lru_cache(8)
-def _compiled(source: str) -> Template:
-    return _environment.from_string(source)
 
 
 class _Text(str):
@@ -178,11 +172,9 @@ def _look(name: str) -> Any:
     return look
 
 
-for _name in ("startswith", "endswith", "find", "rfind", "index", "rindex", "count"):
+_LOOKS = ("startswith", "endswith", "find", "rfind", "index", "rindex", "count")
+for _name in (*_LOOKS, *(name for name in dir(str) if name.startswith("is"))):
     setattr(_Text, _name, _look(_name))
-for _name in dir(str):
-    if _name.startswith("is"):
-        setattr(_Text, _name, _look(_name))
 
 
 def _unmarked(value: Any) -> Any:
@@ -297,6 +289,7 @@ _environment.filters.update({name: _keeping(each) for name, each in _environment
 _environment.globals.update(
     raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
 )
+_compiled = functools.lru_cache(8)(_environment.from_string)
 
 # A worker opens no files, so what is imported on first use is used here.
 for _codec in ("ascii", "latin-1", "cp1252", "utf-8-sig", "utf-16", "utf-32", "idna", "punycode"):
