@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from bitnet_serve.scheduler import Scheduler, Task
+from bitnet_serve.scheduler import Scheduler
+from bitnet_serve.task import Task
 from servers import wait
 
 
@@ -29,7 +30,7 @@ class Named(Task):
 
 
 def order(requests: list[tuple[str, str]]) -> list[str]:
-    """In which tasks begin at two places that become free in turn. requests: client, and names of tasks."""
+    """The order in which tasks begin at two places that become free in turn. requests: client, and names of tasks."""
     begun: list[str] = []
     scheduler = Scheduler(places=2)
     gate = Named("gate", begun)

@@ -17,7 +17,8 @@ from bitnet_serve import fields
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import End, Event, Failure, Mailbox, Timings
 from bitnet_serve.models import Served
-from bitnet_serve.scheduler import PIECE_ALONE, Task
+from bitnet_serve.scheduler import PIECE_ALONE
+from bitnet_serve.task import Task
 
 if TYPE_CHECKING:
     import numpy as np

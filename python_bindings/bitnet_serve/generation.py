@@ -18,7 +18,7 @@ from bitnet_runtime.tools import Tools
 from bitnet_serve.histogram import LATENCIES
 from bitnet_serve.logprobs import Scored, score
 from bitnet_serve.models import Served
-from bitnet_serve.scheduler import Task
+from bitnet_serve.task import Task
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,15 +15,14 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from types import MappingProxyType
 
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
-from bitnet_runtime.generation import Stream
 from bitnet_runtime.together import Passes
 from bitnet_serve.histogram import LATENCIES, Histogram
 from bitnet_serve.sessions import FullError
+from bitnet_serve.task import Task
 
 PIECE = 32  # tokens of a piece computed by itself, while other answers wait for their next token
 PIECE_ALONE = 128  # the same when none waits
@@ -39,43 +38,6 @@ class OverloadedError(Exception):
     def __init__(self, message: str, seconds: int) -> None:
         super().__init__(message)
         self.seconds = seconds
-
-
-class Task:
-    """What a scheduler runs. Only its thread calls the methods; any thread may set `cancelled`."""
-
-    cancelled = False
-    done = False
-    prompt_tokens = completion_tokens = 0  # computed, once it is closed
-    request: object = None  # that it belongs to
-    client: object = None  # of that request
-    turn = 0  # when its latest piece was computed
-    seconds: Mapping[str, float] = MappingProxyType({})  # its durations by LATENCIES, once it is closed
-
-    def open(self) -> None:
-        """Allocate its memory. Raises ModelTooLargeError: there may be enough when other tasks have ended."""
-
-    @property
-    def stream(self) -> Stream | None:
-        """The stream that passes compute; None: `piece` has to be called first."""
-
-    def piece(self, most: int) -> None:
-        """Compute the next piece, of about `most` tokens; the last one sets `stream` or `done`."""
-        raise NotImplementedError
-
-    def read(self) -> None:
-        """Take what a pass computed for the stream; sets `done` at the end."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether whoever reads it is too far behind."""
-        return False
-
-    def fail(self, error: Exception) -> None:
-        """End the task with this error."""
-
-    def close(self) -> None:
-        """Free its memory, and report its end unless it failed."""
 
 
 class Scheduler:
