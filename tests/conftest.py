@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -69,3 +70,29 @@ def finished(sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert bitnet("train", *TINY, "--data", sentences, "--out", folder) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a small seeded model after 60 steps. Copy it to change it."""
+    from seeded_checkpoints import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("run"), steps=60)
+
+
+@pytest.fixture
+def untrained(tmp_path: Path) -> Path:
+    """A checkpoint of that model before its first step, without a manifest, so that a test may change it."""
+    from seeded_checkpoints import make_checkpoint
+
+    folder = make_checkpoint(tmp_path / "run")
+    (folder / "manifest.json").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(serving: Any) -> Any:
+    """The official client of OpenAI's API, for the `serving` of the module."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)

@@ -30,18 +30,6 @@ from seeded_checkpoints import SMALL, make_checkpoint
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("run"), steps=60)
-
-
-@pytest.fixture
-def untrained(tmp_path: Path) -> Path:
-    folder = make_checkpoint(tmp_path / "run")
-    (folder / "manifest.json").unlink()  # so that tests may change it
-    return folder
-
-
 # ---- the same numbers ----
 
 

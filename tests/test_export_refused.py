@@ -53,18 +53,6 @@ def test_a_run_that_goes_on_may_remove_the_checkpoint(
     assert (tmp_path / "m.bitnet").exists() is (times == 2)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("run"), steps=60)
-
-
-@pytest.fixture
-def untrained(tmp_path: Path) -> Path:
-    folder = make_checkpoint(tmp_path / "run")
-    (folder / "manifest.json").unlink()  # so that tests may change it
-    return folder
-
-
 def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
     """Replace (or remove, with None) tensors of a checkpoint; dots are written as double underscores."""
     weights = load_file(folder / "model.safetensors")

@@ -38,11 +38,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
-@pytest.fixture(scope="module")
-def client(serving: Serving) -> OpenAI:
-    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
-
-
 @pytest.fixture
 def model(serving: Serving) -> Model:
     return serving.models["small-0-256"].model

@@ -52,11 +52,6 @@ def model(serving: Serving) -> Model:
     return serving.models["any"].model
 
 
-@pytest.fixture
-def client(serving: Serving) -> OpenAI:
-    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
-
-
 def test_the_official_client_parses_what_comes(client: OpenAI, model: Model) -> None:
     parsed = client.chat.completions.parse(model="any", messages=MESSAGES, response_format=Person, **ASKED)
     person = parsed.choices[0].message.parsed

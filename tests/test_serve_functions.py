@@ -24,11 +24,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
-@pytest.fixture(scope="module")
-def client(serving: Serving) -> OpenAI:
-    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
-
-
 def prompt_tokens(client: OpenAI, model: str, **asked: Any) -> int:
     usage = client.chat.completions.create(**{"model": model, "messages": ASK} | asked).usage
     assert usage is not None

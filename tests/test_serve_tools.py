@@ -55,11 +55,6 @@ def test_too_long_tools_are_told_from_messages(serving: Serving) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(serving: Serving) -> OpenAI:
-    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
 def claude(serving: Serving) -> Anthropic:
     return Anthropic(base_url=serving.address, api_key="none", max_retries=0)
 
