@@ -17,7 +17,6 @@ from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
     from bitnet.config import ModelConfig
-    from bitnet.data import corpus
     from bitnet.train.checkpoint import Checkpoint
     from bitnet_runtime import Model
 
@@ -193,7 +192,8 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         else:
             texts = corpus.Documents(args.data, args.column or files.COLUMN)
             text = dataset.tokenize(texts, words, Path(scratch), "text", first)
-            _note(texts)
+            if texts.left_out:
+                say(texts.left_out)
         if model.mask == "prefix":
             say("measured without a prefix, unlike its checkpoint: each token from those before it")
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens, adapter_of(model))
@@ -233,11 +233,6 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
         result = objectives.evaluate(model, text, settings, context, args.tokens)
     places = {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
     return asdict(result) | places | {"checkpoint": folder.name}
-
-
-def _note(texts: corpus.Documents) -> None:
-    if texts.left_out:
-        say(texts.left_out)
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:

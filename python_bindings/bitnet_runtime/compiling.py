@@ -78,9 +78,8 @@ class Compiler:
 def check(matcher: LLMatcher) -> None:
     """Raises ValueError, with the reason why the matcher stopped."""
     if matcher.is_error():
-        why = " ".join(
-            re.sub(r"\n<.*", "", matcher.get_error(), flags=re.DOTALL).split()
-        )  # the state adds nothing to the reason
+        why = re.sub(r"\n<.*", "", matcher.get_error(), flags=re.DOTALL)  # the state adds nothing to the reason
+        why = " ".join(why.split())
         raise ValueError(f"{why:.300}" if why != "NoExtensionBias" else "no text matches it")
 
 
@@ -92,9 +91,8 @@ def answer(request: bytes) -> bytes:
     global _compiler
     asked = json.loads(request)
     if _compiler is None:
-        _compiler = Compiler(
-            [token.encode("latin-1") for token in asked["tokens"]], asked["ends"], asked["special"], _no
-        )
+        tokens = [token.encode("latin-1") for token in asked["tokens"]]
+        _compiler = Compiler(tokens, asked["ends"], asked["special"], lambda _: [])  # a trial has no tokenizer
         return b""
     try:
         _compiler.matcher(*asked)
@@ -103,8 +101,3 @@ def answer(request: bytes) -> bytes:
     except BaseException as error:  # a panic of the library is not an Exception
         return f"{error}"[:500].encode() or b"?"
     return b""
-
-
-def _no(text: str) -> list[int]:
-    """A trial is without the tokenizer."""
-    return []
