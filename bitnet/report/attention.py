@@ -37,7 +37,7 @@ def write(source: Path, out: Path, text: str) -> None:
             f"{LARGEST:,}: attention is drawn in PyTorch"
         )
     names, layers = weights_of(checkpoint, text)
-    title = f"attention: {checkpoint.folder.resolve().parent.name}, {checkpoint.folder.name}"
+    title = f"attention: {checkpoint.run.name}, {checkpoint.folder.name}"
     draw = as_html if out.suffix == ".html" else as_png
     put(out, lambda: draw(title, names, layers))
 

@@ -62,6 +62,11 @@ class Checkpoint:
         """folder: one that is known to be intact; `open` is for any other."""
         self.folder = folder
 
+    @property
+    def run(self) -> Path:
+        """The folder that it is in: that of its run."""
+        return self.folder.resolve().parent
+
     @classmethod
     def open(cls, path: str | os.PathLike[str], say: Callable[[str], object] = terminal.say) -> Self:
         """The checkpoint at `path`, or the newest intact one of a run folder.
@@ -136,7 +141,7 @@ class Checkpoint:
     @property
     def measured(self) -> dict[str, Any]:
         """The newest evaluation at this step in the log of its run; empty if there is none."""
-        log, step = self.folder.resolve().parent / "log.jsonl", self.state_if_any.get("step")
+        log, step = self.run / "log.jsonl", self.state_if_any.get("step")
         found = [record for record in runlog.read(log) if record["step"] == step and "validation" in record]
         return dict(found[-1]["validation"]) if found and isinstance(found[-1]["validation"], dict) else {}
 

@@ -36,7 +36,7 @@ def of_checkpoint(
             return sights.talks(config, checkpoint.words, template, generation, *shown, context)
         return _talks_of_checkpoint(checkpoint, settings, files, context, say)
     if settings.preference and not data and not config.vision:
-        more = checkpoint.generation, state, checkpoint.folder.resolve().parent, context
+        more = checkpoint.generation, state, checkpoint.run, context
         return preferences.of_checkpoint(settings, checkpoint.words, checkpoint.template, *more)
     measured: objectives.Kept
     if config.vision:
@@ -74,8 +74,7 @@ def _images_of_checkpoint(
     scratch: Path,
 ) -> Captions | Answers:
     words, generation = checkpoint.words, checkpoint.generation
-    run = checkpoint.folder.resolve().parent
-    seen = None if data else pictures.recorded(checkpoint.state_if_any, "validation", run)
+    seen = None if data else pictures.recorded(checkpoint.state_if_any, "validation", checkpoint.run)
     seen = seen or sights.of_checkpoint(settings, vision, words, generation, data, scratch)
     return sights.rows(settings, vision, words, generation, seen, context)
 
@@ -90,7 +89,7 @@ def _text_of_checkpoint(
 ) -> dataset.Tokens | pairs.Pairs:
     words, generation, state = checkpoint.words, checkpoint.generation, checkpoint.state_if_any
     contrastive, given = settings.objective == "contrastive", bool(state.get("pairs"))
-    kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
+    kept = None if data else dataset.recorded(state, "validation", checkpoint.run)
     if kept is None and (shared := tokenized.named(data or settings.data)):
         (kept,) = texts.read_shared(shared, words, generation, settings, "validation")[1]
     if kept is None:

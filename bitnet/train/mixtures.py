@@ -61,9 +61,8 @@ def read(
 
 def of_checkpoint(checkpoint: Checkpoint, settings: Settings, scratch: Path) -> Sources:
     """What the run of a checkpoint held out of each source. scratch: a folder for token ids."""
-    folder, words = checkpoint.folder.resolve().parent, checkpoint.words
-    kept = mixture.recorded(checkpoint.state, "validation", folder)
-    if kept:
+    words = checkpoint.words
+    if kept := mixture.recorded(checkpoint.state, "validation", checkpoint.run):
         return kept
     found, first = Mixture.of(checkpoint.state["mixture"]), tokenizer.separator(words, checkpoint.generation)
     parts = {}

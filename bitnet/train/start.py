@@ -142,7 +142,7 @@ def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Out
         last = parallel.from_first(lambda: Checkpoint.open(source))
         newest = parallel.from_first(lambda: _before_it_fell(last, given))
         if parallel.is_first():
-            _take(newest.folder.resolve().parent, folder)
+            _take(newest.run, folder)
         parallel.wait_for_first()
         say(f"{folder} continues from {newest.folder}")
         run = _go_on(given, folder, newest, read, last.state_of_run["settings"])

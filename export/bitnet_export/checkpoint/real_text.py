@@ -63,9 +63,9 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
     texts: Iterable[str]
     ids: list[int] = []
     try:
-        if kept := dataset.recorded(state, "validation", checkpoint.folder.resolve().parent):
+        if kept := dataset.recorded(state, "validation", checkpoint.run):
             return kept.ids[:n].tolist(), ""
-        if sources := mixture.recorded(state, "validation", checkpoint.folder.resolve().parent):
+        if sources := mixture.recorded(state, "validation", checkpoint.run):
             each = -(-n // len(sources.parts))
             return [token for part in sources.parts.values() for token in part.ids[:each].tolist()], ""
         if settings.get("mixture"):
@@ -73,7 +73,7 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
         if settings.get("preference"):
             return [], ""  # pairs of answers, a few
         if checkpoint.config.vision:
-            seen = pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
+            seen = pictures.recorded(state, "validation", checkpoint.run)
             return (seen.text.ids[:n].tolist() if seen else []), ""
         if settings.get("chat"):
             held_out = conversations.split(
