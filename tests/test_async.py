@@ -128,7 +128,7 @@ def test_a_piece_waits_for_no_other_answer(model: Model, monkeypatch: pytest.Mon
     def held(stream: Stream) -> Result:
         begun.release()
         in_time = read.wait(30)
-        read.set()  # one that waited in vain is enough
+        read.set()  # one failed wait is enough
         assert in_time
         return finish(stream)
 

@@ -153,7 +153,7 @@ def test_what_drafts_bring(tmp_path: Path) -> None:
     with Model.load(small_model(tmp_path / "layer", config=layered)) as loaded:
         rows = drafts.on_text(loaded, [text.read_text()], args)
         assert [row["draft"] for row in rows] == [0, 2, 4, drafts.AUTO] * 3
-        assert all(row["right"][0] == 1 for row in rows if row["draft"] > 0)  # the token that comes anyway
+        assert all(row["right"][0] == 1 for row in rows if row["draft"] > 0)  # the token that would have come anyway
         args.depth, args.prompt, args.gen = [0, 64], 4, 8
         rows = drafts.on_shape(loaded, args)
     assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4] * 2

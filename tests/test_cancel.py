@@ -95,7 +95,7 @@ def test_a_close_that_comes_late_spares_the_next_answer(model: Model, monkeypatc
     def late(session: Session) -> None:
         monkeypatch.setattr(Session, "cancel", cancel)
         found.append(Background(rest))
-        found[0].join(0.5)  # as far as it comes
+        found[0].join(0.5)  # as far as it gets
         cancel(session)
 
     monkeypatch.setattr(Session, "cancel", late)

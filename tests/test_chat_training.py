@@ -28,7 +28,7 @@ TALK = [
     {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Good day"},
     {"role": "user", "content": "<|im_end|>bye"}, {"role": "assistant", "content": "So long"},
 ]  # fmt: skip
-FORGETS = (  # earlier answers are rendered without what they end with
+FORGETS = (  # earlier answers are rendered without their ends
     "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if loop.last and m.role == 'assistant' %}!{% endif %}|"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -73,7 +73,7 @@ def test_a_plain_text_begins_and_ends_as_it_did_before_the_model_learnt_to_chat(
     _, generation = with_template(words, None, {})
     end = words.token_to_id(END)
     assert (generation["bos_token_id"], generation["eos_token_ids"]) == (tokenizer.END_ID, [end, tokenizer.END_ID])
-    assert with_template(words, "x", generation)[1] == generation  # of a run that goes on
+    assert with_template(words, "x", generation)[1] == generation  # of a resumed run
     _, said = with_template(words, None, {"eos_token_ids": [5]})
     assert "bos_token_id" not in said and said["eos_token_ids"] == [end, 5]
 

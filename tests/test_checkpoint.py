@@ -125,7 +125,7 @@ def test_the_newest_whole_checkpoint_counts(
     said = capsys.readouterr().err
     assert said.startswith(f"{run}/step-000020 is damaged: {message}") and said.endswith("; taking step-000010\n")
     assert said.count("\n") == 1
-    with pytest.raises(checkpoint.CheckpointError, match="step-000020 is damaged"):  # as it is the one that was named
+    with pytest.raises(checkpoint.CheckpointError, match="step-000020 is damaged"):  # as it was named explicitly
         Checkpoint.open(run / "step-000020")
     damage(run / "step-000010")
     shutil.rmtree(run / "step-000000", ignore_errors=True)
@@ -146,7 +146,7 @@ def test_eval_export_and_resume_take_it(finished: Path, tmp_path: Path, capsys: 
     assert (run / "step-000020.damaged").is_dir()
     assert bitnet("train", "--resume", "--out", run, "--keep", "1") == 0
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000014", "step-000020"]
-    assert (run / "step-000020.damaged").is_dir()  # it is the user's to remove
+    assert (run / "step-000020.damaged").is_dir()  # only the user may remove it
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
     for command in (("eval",), ("export",), ("finetune", "--data", "x", "--out", tmp_path / "more")):
         more = [tmp_path / "n.bitnet"] if command[0] == "export" else []

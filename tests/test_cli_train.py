@@ -76,7 +76,7 @@ def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
     assert result.returncode == 1
     command = result.stderr.removeprefix(f"bitnet: error: `bitnet {verb}` needs torch: ")
     assert command.endswith("\n") and command.count("\n") == 1
-    # It works in a clone, beside a wheel, and in no matter which folder: the interpreter and packages by name.
+    # It works in a clone, with an installed wheel, and in any folder: it names the interpreter and the packages.
     program, *pip = shlex.split(command)[:4]
     assert program == sys.executable and pip == ["-m", "pip", "install"]
     assert " 'torch>=" in command and " 'safetensors>=" in command

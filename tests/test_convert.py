@@ -67,7 +67,7 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
     (checked,) = checks
     assert checked.short.tokens == 128 and checked.long.tokens == 256
     assert checked.ternary_weights == before.configs[0].ternary_weights
-    assert (checked.head.cost == 0) == (head == "f32")  # of the published floats nothing else is exact
+    assert (checked.head.cost == 0) == (head == "f32")  # only this holds the published floats exactly
 
 
 def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) -> None:

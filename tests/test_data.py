@@ -286,7 +286,7 @@ def test_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(corpus.DataError, match=r"b\.jsonl, line 2 is not UTF-8 \(byte 10\)"):
         read([tmp_path / "b.jsonl"])
     (tmp_path / "c.csv").write_bytes(b"text\n" + b"a\n" * 5000 + b"caf\xe9\n")
-    with pytest.raises(corpus.DataError, match=r"c\.csv.* is not UTF-8"):  # some of which was taken already
+    with pytest.raises(corpus.DataError, match=r"c\.csv.* is not UTF-8"):  # some of which had already been read
         read([tmp_path / "c.csv", Path(__file__)])
 
 
@@ -374,7 +374,7 @@ def test_sides_are_read_anew_and_notice_a_change() -> None:
     texts.append("one more")
     with pytest.raises(corpus.DataError, match="the data was changed while it was read"):
         list(train)
-    texts[texts.index(next(iter(corpus.split(texts, 0.1)[0])))] += " that grew"  # no more of them, and another one
+    texts[texts.index(next(iter(corpus.split(texts, 0.1)[0])))] += " that grew"  # the same number, and a different one
     texts.pop()
     with pytest.raises(corpus.DataError, match="the data was changed while it was read"):
         list(train)

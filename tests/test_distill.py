@@ -155,7 +155,7 @@ def test_relations_by_hand() -> None:
     assert float(relations(uniform, theirs, 1, all_of(ours))) == pytest.approx(1, rel=1e-5)
     second_alone = torch.tensor([[False, True]])
     assert float(relations(ours, theirs, 1, second_alone)) == pytest.approx(missed / known, rel=1e-5)
-    assert float(relations(ours, theirs, 1, ~second_alone)) == 0  # nothing to know about itself
+    assert float(relations(ours, theirs, 1, ~second_alone)) == 0  # a token alone has no relations to learn
     assert float(relations(ours, theirs, 1, all_of(ours) & False)) == 0
 
 

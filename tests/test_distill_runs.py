@@ -106,7 +106,7 @@ def test_a_teacher_that_has_learnt_more_is_not_the_teacher(
     assert bitnet_cli.main(["finetune", "--resume", "--out", str(tmp_path / "none")]) == 1
     assert f"{teacher} no longer has step-000008, which this run learns from" in capsys.readouterr().err
     other = ["finetune", "--resume", "--out", str(tmp_path / "other"), "--teacher", str(source[0])]
-    assert bitnet_cli.main(other) == 0  # one that was named anew
+    assert bitnet_cli.main(other) == 0  # one that was renamed
     assert bitnet_cli.main([*other[:4], "--steps", "12"]) == 0
 
 

@@ -163,4 +163,4 @@ def test_behind_a_text_that_ends_early_stands_another(tmp_path: Path) -> None:
     for row in rows:
         assert row[0] < 256  # the first of a piece of the data
         assert all(token == end for token, next_ in itertools.pairwise(row) if token >= 256 > next_)
-    assert not list(own_text._rows(tokens, lambda *_: iter(()), 24, 16, settings))  # one that writes nothing ends
+    assert not list(own_text._rows(tokens, lambda *_: iter(()), 24, 16, settings))  # a model that writes nothing stops

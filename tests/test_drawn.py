@@ -49,7 +49,7 @@ def test_held_out_combinations_are_in_no_picture_for_training() -> None:
     assert not seen & never
     assert {what for what, _ in never} == {*SHAPES, *TEXTS}
     words = {*COLOURS, *PLACES, *HEIGHTS, *NUMBERS}
-    assert {other for _, other in never} == {other for _, other in seen} == words  # each learnt with other things
+    assert {other for _, other in never} == {other for _, other in seen} == words  # learnt with other things
 
 
 def test_nor_are_they_asked_for_in_training() -> None:

@@ -48,7 +48,7 @@ def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) 
             gamma = np.abs(w.astype(np.float64)).mean()
             assert np.allclose(file.scales(record), gamma, rtol=1e-6)
             exact = w / gamma
-            clear = np.abs(np.abs(exact) - 0.5) > 1e-5  # on the edge, the last bit of γ decides
+            clear = np.abs(np.abs(exact) - 0.5) > 1e-5  # on an edge the last bit of γ decides
             assert np.array_equal(file.codes(record)[clear], np.clip(np.rint(exact), -1, 1)[clear])
             assert clear.mean() > 0.999
             ternary += w.size
@@ -64,7 +64,7 @@ def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) 
 def test_loss_on_fifty_thousand_tokens(trained: Path, tmp_path: Path) -> None:
     report = export_checkpoint(trained, tmp_path / "m.bitnet", tokens=50_000)
     assert report.long.tokens >= 49_900 and report.text.startswith("validation text")
-    assert report.long.loss_torch < 4.0  # it has learned: 5.5 is a guess
+    assert report.long.loss_torch < 4.0  # it has learned: guessing gives 5.5
     assert abs(report.long.loss_engine - report.long.loss_torch) <= 1e-4
     assert report.short.median <= 1e-5
     assert report.ternary_weights == SMALL.ternary_weights

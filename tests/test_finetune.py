@@ -249,7 +249,7 @@ def _toml(folder: Path, line: str) -> Path:
     return folder / "c.toml"
 
 
-# ---- a whole road ----
+# ---- from finetuning to the engine ----
 
 
 def test_from_a_folder_to_the_engine(source: tuple[torch.nn.Module, Path], text: str, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     before = distance()
     source_model.calibrate(model, inserted, tokens)
     assert distance() < 0.7 * before
-    source_model.calibrate(model, inserted, tokens[:1, :1])  # of experts that no token takes nothing is known
+    source_model.calibrate(model, inserted, tokens[:1, :1])  # nothing is known of experts that no token chose
     assert all(bool(model.get_parameter(name).isfinite().all()) for name in inserted)
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert run("finetune", source[1], "--data", text, *FAST, "--set", "sub_norm=true", "--out", tmp_path / "run") == 0

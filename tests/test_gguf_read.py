@@ -159,7 +159,7 @@ def test_logits(name, tmp_path):
     check_logits(made, kind, tmp_path)
 
 
-# ---- what a file says besides ----
+# ---- what else a file says ----
 
 
 def small(tmp_path, arch="llama", number=F16, **options):

@@ -347,6 +347,6 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path) -> No
         write_folder(path, out, progress=stop)
     assert seen == [seen[0]] * 10
     assert sorted(tmp_path.iterdir()) == [out, path] and not any(out.iterdir())
-    written = write_folder(path, out)  # an empty folder may be there
+    written = write_folder(path, out)  # an existing empty folder is fine
     assert written.tensors == seen[0]
     assert written.file_bytes == sum(file.stat().st_size for file in out.iterdir())

@@ -80,7 +80,7 @@ def check_finished(run: Path, whole: Path) -> None:
     last = f"step-{STEPS:06d}"
     assert bits(run / last) == bits(whole / last)
     assert log_of(run) == log_of(whole)
-    assert not list(run.glob("*.partial")) and not list(run.glob(".*partial"))  # nothing of the kills is left
+    assert not list(run.glob("*.partial")) and not list(run.glob(".*partial"))  # the kills left nothing behind
 
 
 def test_kills_at_random_moments(text: Path, whole: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_kills_at_random_moments(text: Path, whole: Path, tmp_path: Path) -> Non
         process.join(rng.uniform(0.1, longest))  # from its first file to the end of the run, however busy the machine
         process.kill()
         process.join()
-        if process.exitcode == 0:  # it was done before: the next one begins anew
+        if process.exitcode == 0:  # it had ended before: the next one starts over
             check_finished(run, whole)
             shutil.rmtree(run)
         else:

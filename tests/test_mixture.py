@@ -235,7 +235,7 @@ def test_evaluation_and_export_find_what_was_held_out(
     shutil.copytree(whole, tmp_path / "run")
     figures: list[dict[str, Any]] = []
     said: list[str] = []
-    for _ in range(2):  # with its token ids, and with the text read anew
+    for _ in range(2):  # with its token ids, and with the text read again
         assert bitnet("eval", tmp_path / "run", "--json") == 0
         figures.append(json.loads(capsys.readouterr().out))
         said.append(real_tokens(Checkpoint.open(tmp_path / "run"), 200)[1])

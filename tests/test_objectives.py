@@ -137,7 +137,7 @@ def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.2")
     killed_before(12, "train", *options, "--data", file, "--out", tmp_path / "run")
     copy = file.rename(tmp_path / "elsewhere.jsonl")
-    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the text is needed no more
+    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the text is no longer needed
     capsys.readouterr()
     assert bitnet("eval", tmp_path / "run", "--json") == 0
     n = json.loads(capsys.readouterr().out)["pairs"]

@@ -53,7 +53,7 @@ def test_interrupted_and_resumed_is_as_uninterrupted(name: str, runs: Runs, tmp_
     killed_before(53, "train", *options(name, runs), *STEPS, "--data", data, "--out", tmp_path / "run")
     hidden = data.rename(data.with_suffix(".away"))
     try:
-        assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the pictures are needed no more
+        assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the pictures are no longer needed
     finally:
         hidden.rename(data)
     assert bits(tmp_path / "run" / "step-000080") == bits(whole / "step-000080")

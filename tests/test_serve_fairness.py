@@ -87,7 +87,7 @@ def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
             await asyncio.sleep(0)
             tasks[0].cancel()  # while it waits
             await asyncio.sleep(0)
-        tasks[1].cancel()  # when it has just come
+        tasks[1].cancel()  # when it has just arrived
         await asyncio.gather(*tasks, return_exceptions=True)
         async with made.turn("f"):  # and it is free again
             return served

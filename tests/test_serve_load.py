@@ -59,14 +59,14 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
     whole = as_http(COMPLETE, {"prompt": "x"})
     begun = [b"", b"POST /v1/comp", whole[: whole.index(b"\r\n\r\n") + 2]]
     connections = [connect(serving, begin) for begin in begun * 30]
-    late = connect(serving, whole[:-2])  # a body that does not come
+    late = connect(serving, whole[:-2])  # a body that never arrives
     assert request(serving, "GET", "/health")[0] == 200
     for connection in connections:
         assert closed_after(connection) < 8  # not cut: 10 s and more
         connection.close()
     assert b" 408 " in late.recv(1000)
     late.close()
-    again = connect(serving, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # slow the second time
+    again = connect(serving, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # slow for the second request
     assert b" 200 " in again.recv(1000)
     again.sendall(b"GET /hea")
     assert closed_after(again) < 8
@@ -154,7 +154,7 @@ def test_the_rest_of_what_was_refused_has_its_time(serving: Serving, monkeypatch
     ) as c:
         until(c, b" 415 ")
         c.setblocking(False)
-        with pytest.raises(OSError, match=r"reset|[Pp]ipe"):  # it is cut, though something comes all the time
+        with pytest.raises(OSError, match=r"reset|[Pp]ipe"):  # it is cut off, though bytes keep coming
             for _ in range(1000):
                 c.sendall(b"1\r\nx\r\n")
                 time.sleep(0.01)
@@ -215,7 +215,7 @@ def test_overload_is_refused_at_once(slow: Serving) -> None:
     running[3].close()  # it never ran
     wait(lambda: scheduler.load == (2, 1))
     running[0].close()
-    wait(lambda: scheduler.load == (2, 0))  # who waited runs
+    wait(lambda: scheduler.load == (2, 0))  # the one that waited is running
     for connection in running:
         connection.close()
     wait(lambda: idle(slow))
@@ -270,9 +270,9 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             peak = max(peak, each.scheduler.load[0])
-        assert found == [200] * 6 and 1 <= peak <= 3  # one may be made and not kept
+        assert found == [200] * 6 and 1 <= peak <= 3  # one may be computed and not kept
         assert len(memory.kept) == 1
-        assert memory.take(2 * most + most // 2, None)  # all came back, and what was kept gave way
+        assert memory.take(2 * most + most // 2, None)  # all are free again, and kept texts were dropped
         assert not memory.kept
         each._sessions = Sessions(each.model, Memory(most // 2, 0))
         status, answer = post(serving, COMPLETE, asked)

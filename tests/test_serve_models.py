@@ -91,7 +91,7 @@ def test_one_in_use_stays_and_nobody_passes_who_waits(paths: list[Path], tmp_pat
         wait(lambda: small.scheduler.requests == 1)
         gone = connect(serving, as_http("/v1/completions", {"model": NAMES[0], "prompt": [1], "max_tokens": 1}))
         wait(lambda: small.scheduler.requests == 2)
-        gone.close()  # a request that waits leaves with its client
+        gone.close()  # a waiting request ends when its client leaves
         wait(lambda: small.scheduler.requests == 1)
         found: list[int] = []
         later = threading.Thread(target=lambda: found.append(post(serving, "/v1/completions", asked)[0]))
@@ -122,7 +122,7 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
     paths = [small_model(tmp_path, seed) for seed in range(2)]
     with served(*paths, models_memory=paths[0].stat().st_size) as serving, ThreadPoolExecutor(8) as askers:
         whole = paths[1].read_bytes()
-        paths[1].rename(tmp_path / "kept")  # whoever maps it has it
+        paths[1].rename(tmp_path / "kept")  # whoever maps the file still has it
         paths[1].write_bytes(whole[:-100])
         for status, answer in askers.map(lambda _: ask(serving, NAMES[1]), range(8)):
             assert (status, answer["error"]["code"]) == (500, "model_load_failed")
@@ -177,7 +177,7 @@ def test_a_file_that_changes_while_it_answers(tmp_path: Path, monkeypatch: pytes
         looks: list[int] = []
         monkeypatch.setattr(Served, "_look", lambda served: looks.append(1) or [models._identity(slow)])
         assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 1
-        assert len(looks) == 2  # at first, and when no other request loads it any more
+        assert len(looks) == 2  # at first, and again once no other request is loading it
         monkeypatch.undo()
         stream.close()
         wait(lambda: not serving.models["slow"].users)
@@ -235,5 +235,5 @@ def test_a_model_that_found_no_memory_is_the_next_to_have_some(monkeypatch: pyte
     memory.give(70)
     assert not memory.take(10, "one") and memory.take(50, "two") and memory.take(10, "one")
     assert not memory.take(50, "two")
-    now = 2 * LEASE  # it asks no more
+    now = 2 * LEASE  # it asks no longer
     assert memory.take(40, "one")

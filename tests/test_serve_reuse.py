@@ -96,7 +96,7 @@ def test_random_texts_that_part_and_join(serving: Serving) -> None:
 
 def test_texts_become_vectors_together_as_far_as_there_is_memory(tmp_path: Path) -> None:
     path, vectors = small_model(tmp_path), []
-    for most in (0, 250_000):  # of sixteen texts at once not even half
+    for most in (0, 250_000):  # less than half of sixteen texts at once
         with served(path, max_cache=most) as serving:
             asked = {"input": [[i, 7, 7] for i in range(16)], "pooling": "mean"}
             status, answer = post(serving, "/v1/embeddings", asked)
@@ -115,21 +115,21 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
         return same
 
     size = model.session().nbytes
-    memory = Memory(8 * size, 0.5)  # room for a few
+    memory = Memory(8 * size, 0.5)  # room for a few texts
     keep = Sessions(model, memory)
     texts = [[i, *range(100)] for i in range(10)]
     for prompt in texts:
         assert text(keep, prompt) == 0
     assert text(keep, texts[9]) == 100
-    assert text(keep, texts[0]) == 0  # it had to leave
+    assert text(keep, texts[0]) == 0  # it was dropped
     session, _ = keep.begin(texts[8], 200, "")
     others = []
-    while memory.take(size, others):  # now somebody else has the memory
+    while memory.take(size, others):  # now another client has the memory
         others.append(size)
     with pytest.raises(MemoryError):
         for _ in range(9):
             keep.begin([5], 200, "")
-    assert session.position > 0  # that which runs has all it had
+    assert session.position > 0  # the running text kept all it had
 
 
 def test_a_text_too_large_to_be_kept_leaves_its_beginning(serving: Serving) -> None:

@@ -49,7 +49,7 @@ def test_a_run_is_asked_and_goes_on_alike(
     assert bitnet(*command, "--out", whole) == 0
     found = asked(whole)
     assert list(found) == [0, 10, 20] and all(value in (0, 1 / 3, 2 / 3, 1) for value in found.values())
-    assert bits(whole / "step-000020") == bits(finished / "step-000020")  # to be asked changes nothing
+    assert bits(whole / "step-000020") == bits(finished / "step-000020")  # being evaluated changes nothing
     assert not list(whole.glob(".*"))
     capsys.readouterr()
     assert bitnet("eval", whole, "--tasks", task, "--limit", "3", "--json") == 0

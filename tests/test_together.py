@@ -43,7 +43,7 @@ def test_right_guesses_save_steps(model: Model, monkeypatch: pytest.MonkeyPatch)
     lengths = counted_steps(monkeypatch)
     result = model.generate([1, 2, 3], max_tokens=200, draft=8, **GREEDY, **FEW)
     assert sum(lengths) >= len(result.tokens) - 1
-    assert max(lengths) > 1  # or the test of equality above shows nothing
+    assert max(lengths) > 1  # otherwise the comparison above shows nothing
     assert len(lengths) < len(result.tokens)
 
 
@@ -391,7 +391,7 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
         list(batch)
     mixed = [sizes for sizes in passes if len(sizes) > 1]
     assert len(mixed) > 20 and all(sizes[0] == 1 for sizes in mixed)
-    assert mixed[0][1] == 8 and max(sum(sizes[1:]) for sizes in mixed[2:]) <= 11  # it is not known at first
+    assert mixed[0][1] == 8 and max(sum(sizes[1:]) for sizes in mixed[2:]) <= 11  # unknown at first
     assert passes.index(mixed[0]) <= 6
 
 

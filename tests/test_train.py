@@ -87,7 +87,7 @@ def test_resume_is_bit_for_bit(finished: Path, sentences: str, tmp_path: Path) -
     assert [p.name for p in checkpoint.all_of(folder)] == ["step-000000", "step-000010"]
     assert losses(folder)[-1]["step"] == 13
     torch.rand(99)  # the state of torch's own generator plays no part
-    assert run("train", *TINY, "--data", sentences, "--out", folder, "--resume") == 0  # as it was given at first
+    assert run("train", *TINY, "--data", sentences, "--out", folder, "--resume") == 0  # as first given
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (folder / "step-000020" / name).read_bytes() == (finished / "step-000020" / name).read_bytes()
     assert losses(folder) == losses(finished)
@@ -130,7 +130,7 @@ def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> Non
     assert run("train", *options, "--out", str(b), "--batch", "2", "--accumulate", "2") == 0
     (first, *_), (second, *_) = losses(a), losses(b)
     assert first["tokens"] == second["tokens"] == 128
-    assert Checkpoint.open(a).state["quantized"] == 1.0  # it is at its end, short as it was: `export` says nothing
+    assert Checkpoint.open(a).state["quantized"] == 1.0  # the run has ended, short as it was: `export` adds no warning
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
     assert second["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
 
@@ -205,7 +205,7 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
     step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
-    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.03") == 0  # it is at its end, no more
+    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.03") == 0  # it is only at its end
     assert Checkpoint.open(tmp_path / "run").state["step"] == state["step"]
     assert run("train", "--resume", "--out", tmp_path / "run", "--steps", step) == 0
     assert Checkpoint.open(tmp_path / "run").state["step"] == step

@@ -98,7 +98,7 @@ def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
         assert packed.generate("abc", max_tokens=4, temperature=0).tokens
     save(Transformer(CONFIG), WORDS, folder)
     assert not torch.equal(load(folder)[0](tokens), model(tokens))
-    assert [path.name for path in folder.parent.iterdir()] == ["own"]  # nothing is left of writing
+    assert [path.name for path in folder.parent.iterdir()] == ["own"]  # no temporary files are left
     assert bitnet("finetune", folder, "--out", tmp_path / "tuned", "--data", __file__, "--steps", 1, "--batch", 2) == 0
 
 

@@ -42,7 +42,7 @@ def test_there_are_ten_evaluations_in_a_short_run(
 
 def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "USUAL", 10**6)  # a quick machine takes 200 steps meanwhile
-    monkeypatch.setattr(validation, "RARELY", 0)  # on a slow one evaluations take a part of so short a run
+    monkeypatch.setattr(validation, "RARELY", 0)  # on a slow one evaluations take a part of such a short run
     assert bitnet("train", *words("--minutes", "0.03"), "--data", sentences, "--out", tmp_path / "run") == 0
     assert 3 <= len(evaluated(tmp_path / "run")) <= 10  # one step may take more than a tenth
 

@@ -59,7 +59,7 @@ def test_the_best_of_their_rates_counts(tmp_path: Path, capsys: pytest.CaptureFi
     runs = {f"plain-lr{rate:g}": ("plain", rate) for rate in versus.RATES}
     found = {rate: trainers.all(runs)[f"plain-lr{rate:g}"]["loss"] for rate in versus.RATES}
     assert versus.best(found) == {"lr": 3e-3, "loss": 5.0, "tried": {"0.001": 5.002, "0.003": 5.0, "0.009": 5.006}}
-    assert capsys.readouterr().err.count("nats/token") == 3  # once each: they are kept
+    assert capsys.readouterr().err.count("nats/token") == 3  # once each: the results are kept
     program.write_text("#!/bin/sh\necho wrong >&2; exit 3")
     assert trainers.all(runs)["plain-lr0.003"]["loss"] == 5.0
     with pytest.raises(RuntimeError, match="plain failed: wrong"):

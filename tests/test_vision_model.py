@@ -147,7 +147,7 @@ def test_an_image_token_without_images_is_refused() -> None:
     ("preset", "whole", "seeing"),
     [
         ("siglip-base", 203_155_970, 92_884_224),
-        ("clip-base", 151_277_313 + 1, 87_849_216),  # and a bias, which it has not
+        ("clip-base", 151_277_313 + 1, 87_849_216),  # and a bias, which it does not have
         ("paligemma-3b", 2_923_466_480, 414_803_696),  # of which the projector has 2,361,344
     ],
 )
