@@ -114,8 +114,7 @@ class Answers(Rows):
         super().__init__(pictures, sight, first)
         self.frame, self.end, self.image = frame, end, image
         of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)
-        around = len(frame.before) + len(frame.behind)
-        self.lengths = around + of_texts + sight.n_tokens * np.diff(self.owned)  # of the inputs, without the end token
+        self.lengths = frame.size + of_texts + sight.n_tokens * np.diff(self.owned)  # of the inputs: no end token
         self._fitting: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))
 
     @property
