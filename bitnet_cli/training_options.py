@@ -24,7 +24,7 @@ def add_branch(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...], finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
     parser.add_argument(
         "--config", metavar="FILE", help="TOML: options in tables [train] and [model]; or a Thinker's JSON; flags win"

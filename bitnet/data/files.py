@@ -63,7 +63,7 @@ def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
     return _whole(file)
 
 
-def text_of(record: Any, where: str, column: str = COLUMN) -> str:
+def text_of(record: Any, where: str, column: str) -> str:
     """The string in a column of a line or row. Raises DataError if there is none."""
     text = record.get(column) if isinstance(record, dict) else None
     if not isinstance(text, str):

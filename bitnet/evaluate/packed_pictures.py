@@ -46,7 +46,7 @@ def evaluate(
     return evaluate_captions(model, Captions(kept, sight, first, frame), context, limit)
 
 
-def evaluate_captions(model: Model, records: Captions, context: int, limit: int = 0) -> contrast.Contrast:
+def evaluate_captions(model: Model, records: Captions, context: int, limit: int) -> contrast.Contrast:
     """`contrast.evaluate` for a packed file, with the loss that its bias indicates."""
     seen = model.image
     assert seen
@@ -67,7 +67,7 @@ def evaluate_captions(model: Model, records: Captions, context: int, limit: int 
     return contrast.measure(records, context, vectors, compare, loss, limit)
 
 
-def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 0) -> Answered:
+def evaluate_answers(model: Model, records: Answers, context: int, limit: int) -> Answered:
     """`answers.evaluate` for a packed file."""
     n = records.count(context)
     total, counted, right, chosen = 0.0, 0, 0, chosen_windows(n, max(1, limit // context) if limit else 0)

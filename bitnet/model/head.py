@@ -135,7 +135,7 @@ class _HeadLoss(torch.autograd.Function):
 
 def summed_cross_entropy(
     config: ModelConfig, x_ND: Tensor, w_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor,
-    amount: float | Tensor = 1.0, of_portion: Portion = portion,
+    amount: float | Tensor, of_portion: Portion,
 ) -> Tensor:  # fmt: skip
     """Σ cross-entropy over the targets that count (>= 0), in nats. x: hidden states after the final norm."""
     apply: Callable[..., Tensor] = _HeadLoss.apply

@@ -26,7 +26,7 @@ def attention_mask(
     documents_BT: Tensor | None,
     prefix_B: Tensor | None,
     like: Tensor,
-    in_blocks: bool = False,
+    in_blocks: bool,
 ) -> Mask:
     """The mask of a model's layer. in_blocks: as `blocks`, which needs no T·T memory."""
     window = config.sliding_window if config.sliding_window < n_tokens else 0

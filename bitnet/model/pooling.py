@@ -17,7 +17,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def gathered(hidden_BTD: Tensor, pool: Callable[[Tensor], Tensor], documents_BT: Tensor | None = None) -> Tensor:
+def gathered(hidden_BTD: Tensor, pool: Callable[[Tensor], Tensor], documents_BT: Tensor | None) -> Tensor:
     """The pooled hidden states of each text, (B, D): those of the first document of each row."""
     if documents_BT is None:
         return pool(hidden_BTD)

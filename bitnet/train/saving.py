@@ -178,7 +178,7 @@ def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         shutil.rmtree(shards)
 
 
-def keep_newest(run: Path, n: int, but: Sequence[int | None] = ()) -> None:
+def keep_newest(run: Path, n: int, but: Sequence[int | None]) -> None:
     """Remove all checkpoints except the newest n, and those of the steps `but`."""
     others = [each for each in all_of(run) if each.name not in map(name_of, but)]
     for old in others[:-n]:

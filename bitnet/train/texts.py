@@ -51,7 +51,7 @@ def read_data(
     newest: Checkpoint | None,
     before: dict[str, Any],
     start: source_model.Start | None,
-    tower: source_model.Start | None = None,
+    tower: source_model.Start | None,
 ) -> Learnt:
     """Read the data of a run."""
     template, generation = (start.template, start.generation) if start else (None, {})

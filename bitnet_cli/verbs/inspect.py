@@ -173,10 +173,10 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> 
     ]
 
 
-def _wrap(words: Sequence[str], width: int = 100) -> list[str]:
+def _wrap(words: Sequence[str]) -> list[str]:
     lines = [""]
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
+        if lines[-1] and len(lines[-1]) + len(word) >= 100:
             lines.append("")
         lines[-1] += "  " + word
     return lines

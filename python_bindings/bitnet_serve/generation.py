@@ -108,7 +108,7 @@ class Ask:
 class Generation(Task):
     """An `Ask` on its way."""
 
-    def __init__(self, served: Served, ask: Ask, mailbox: Mailbox, index: int, who: object = None) -> None:
+    def __init__(self, served: Served, ask: Ask, mailbox: Mailbox, index: int, who: object) -> None:
         self._served, self._ask, self._mailbox, self._index = served, ask, mailbox, index
         self._model, self._who = served.model, who
         self._whole = ask.pixels is not None or self._model.mask == "prefix"  # the prompt is computed in one go

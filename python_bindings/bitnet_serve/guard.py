@@ -26,9 +26,7 @@ class Guard:
     origins: pages of other sites that may ask.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._hosts, self._origins = frozenset(hosts), frozenset(origins)

@@ -144,7 +144,7 @@ def _compared(vectors: Scores) -> Scores:
     return (vectors / lengths).ravel()
 
 
-def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | None = None) -> Scores:
+def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | None) -> Scores:
     """seen: the vectors (N, D) of the image that the text begins with."""
     reader, (inputs,) = EngineReader(session, config), text.inputs
     reader.restart()

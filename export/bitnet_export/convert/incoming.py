@@ -142,7 +142,7 @@ def pack_source(
 
     body, floats = encodings.ternary_encoding(encoding), encodings.TABLES[linears or stored_floats(source.config)]
     stacks = [_stored(stack, head) for stack in source.config.stacks]
-    tables = [frequency_tables(stack) if stack.position == "rope" else {} for stack in stacks]
+    tables = [frequency_tables(stack) for stack in stacks]
     total = sum(1 for i, stack in enumerate(stacks) for _ in records.expected_tensors(stack, i))
     done = itertools.count(1)
 

@@ -73,7 +73,7 @@ class StoredLinear(nn.Module):
 def hidden_states(
     source: Source,
     passes: Sequence[Pass],
-    seen: Seen | None = None,
+    seen: Seen | None,
     stack: int = 0,
     shown: Sequence[Tensor | None] | None = None,
 ) -> list[list[Tensor]]:
