@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,32 +33,41 @@ def load(definition: str, parse_special: bool, why_apart: str) -> Library:
     return _Here(Within, definition, parse_special)
 
 
+@contextmanager
+def _border() -> Iterator[None]:
+    """Turn what `tokenizers` raises into TokenizerError. Its panics are not `Exception`s."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"the tokenizer of the file failed: {error!s:.500}") from None
+        raise
+
+
 class _Here:
     """In this process."""
 
-    def __init__(self, kind: Any, definition: str, parse_special: bool) -> None:
-        with _border():
-            self._library = kind(definition, parse_special)
+    @_border()
+    def __init__(self, kind: Callable[[str, bool], Library], definition: str, parse_special: bool) -> None:
+        self._library: Library = kind(definition, parse_special)
 
+    @_border()
     def encode(self, text: str, edges: bool) -> list[int]:
-        with _border():
-            ids: list[int] = self._library.encode(text, edges)
-        return ids
+        return self._library.encode(text, edges)
 
+    @_border()
     def decode(self, tokens: list[int], skip_special: bool) -> str:
-        with _border():
-            text: str = self._library.decode(tokens, skip_special)
-        return text
+        return self._library.decode(tokens, skip_special)
 
+    @_border()
     def text(self, token: int) -> str:
-        with _border():
-            text: str = self._library.text(token)
-        return text
+        return self._library.text(token)
 
+    @_border()
     def vocabulary(self) -> dict[str, int]:
-        with _border():
-            ids: dict[str, int] = self._library.vocabulary()
-        return ids
+        return self._library.vocabulary()
 
 
 class _Apart:
@@ -105,16 +114,3 @@ class _Apart:
                 f"it runs apart, with limits, because of {self._why}"
             )
         return reply["value"]
-
-
-@contextmanager
-def _border() -> Iterator[None]:
-    """Turn what `tokenizers` raises into TokenizerError. Its panics are not `Exception`s."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"the tokenizer of the file failed: {error!s:.500}") from None
-        raise
