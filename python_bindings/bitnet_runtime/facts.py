@@ -37,6 +37,7 @@ class ModelFacts(ModelShape):
         generation = self._metadata.get("generation") or {}
         if not isinstance(generation, dict):
             raise ModelFormatError(f"{path}: `generation` in the metadata is {shown(generation)}, expected an object")
+        self._generation = generation
         self._defaults = model_defaults(generation)
         self._end_tokens = frozenset(self._token_ids(generation, "eos_token_ids"))
         self._bos_token = next(iter(self._token_ids(generation, "bos_token_id")), None)
@@ -136,7 +137,7 @@ class ModelFacts(ModelShape):
         """The texts of special tokens that a chat template may want, by its names for them."""
         ids = {"bos_token": self.bos_token, "eos_token": min(self.end_tokens, default=None)}
         texts = {name: self._tokenizer.token_text(token) for name, token in ids.items()}
-        named = (self.metadata.get("generation") or {}).get("special_tokens") or {}
+        named = self._generation.get("special_tokens") or {}
         if not isinstance(named, dict) or not all(
             name.endswith("_token") and isinstance(text, str) for name, text in named.items()
         ):

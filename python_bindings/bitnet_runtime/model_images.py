@@ -29,7 +29,7 @@ class ModelImages(ModelFacts):
     def processor(self) -> Processor:
         """Turns pictures into the numbers that the model takes: `model.processor.floats("cat.png")`."""
         seen = self.require_images()
-        said = (self.metadata.get("generation") or {}).get("pictures") or {}
+        said = self._generation.get("pictures") or {}
         if not isinstance(said, dict) or not {*said} <= {"resize", "filter"}:
             raise ModelFormatError(
                 f'{self.path}: pictures is {shown(said)}, expected {{"resize": "stretch", "filter": "bicubic"}}'
@@ -72,9 +72,6 @@ class ModelImages(ModelFacts):
             out[done : done + len(pixels)] = compute(self, pixels)
             done += len(pixels)
         return out
-
-    def _pixels(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
-        return self.processor.batch(images)
 
 
 def cosines(images: NDArray[np.float32], texts: NDArray[np.float32]) -> NDArray[np.float32]:

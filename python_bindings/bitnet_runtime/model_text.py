@@ -190,7 +190,7 @@ class ModelText(ModelImages):
             fit = max(0, n_ctx - len(tokens) + taken) // seen.n_tokens
             some = f"{taken} of them are those of {n} images, {seen.n_tokens} each, and {fit} would fit"
             raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, some=some)
-        return Ready(tokens, self._pixels(images))  # only now: to decode many takes long
+        return Ready(tokens, self.processor.batch(images))  # only now: to decode many takes long
 
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
         """A prompt without images."""
@@ -227,7 +227,7 @@ class ModelText(ModelImages):
     @once
     def _padding(self) -> tuple[int, int, bool] | None:
         """Length of a padded text, the padding token, and whether it is on the left; FORMAT.md §5."""
-        said = (self.metadata.get("generation") or {}).get("padding")
+        said = self._generation.get("padding")
         if said is None:
             return None
         given: dict[str, Any] = said if isinstance(said, dict) else {}

@@ -31,7 +31,7 @@ MARK = "\ufdd0"  # of `definitions`
 
 
 def answer(request: bytes) -> bytes:
-    """{"source": template, "variables": …, "most": characters} to {"text": …} or {"error": …, "line": …}."""
+    """{"source": template, "variables": …, "most": characters} to {"text": …} or {"error": …}."""
     asked = json.loads(request.decode("utf-8", "surrogatepass"))
     stage = "is broken"
     try:
