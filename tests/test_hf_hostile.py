@@ -116,10 +116,14 @@ def test_many_modules_that_are_not_converted():
 
 
 def test_no_weights(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, r"neither model.safetensors nor .*, but pytorch_model.bin; load it with transformers, whose save")
+    (folder / "model.safetensors").rename(folder / "training_args.bin")
+    refused(
+        folder, r"neither model.safetensors nor .*, but training_args.bin; of its kind pytorch_model.bin and shards"
+    )
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
-    refused(folder, r"but model-00001-of-00002.safetensors, pytorch_model.bin; shards want .*index.json beside them")
+    refused(folder, r"but model-00001-of-00002.safetensors, training_args.bin; shards want .*index.json beside them")
+    (folder / "training_args.bin").rename(folder / "pytorch_model.bin")
+    refused(folder, r"pytorch_model.bin is no checkpoint of tensors alone that torch.save wrote")
     for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin"):
         (folder / name).unlink()
     refused(folder, "and no other weights; download the model again")

@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint that torch.save wrote, read without executing its content.
+"""Tensors that torch.save wrote, read without executing its content: of old folders, and of checkpoints.
 
-They are under `model` or `thinker`, next to the training state, or at the top level.
+Those of a checkpoint are under `model` or `thinker`, next to the training state, or at the top level.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from pathlib import Path
 from typing import Any
 
 from bitnet_export.foreign.source import SourceError
@@ -15,12 +16,13 @@ from bitnet_export.packed.content import Content
 from bitnet_export.packed.recognise import PROBE
 
 from .folder import Folder, refuse_pointer
-from .shards import SINGLE, Entry
+from .shards import PICKLED, PICKLED_INDEX, SINGLE, Entry, open_shards
 
 _FIRST = ("thinker_best.pt", "thinker.pt")
 _INSIDE = ("model", "thinker")
 _COMPILED = "_orig_mod."  # in names of modules wrapped by torch.compile
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "bool": "BOOL", "int64": "I64"}
+"""The latter two are of masks and positions that old programs saved, and nothing reads."""
 
 
 def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
@@ -38,6 +40,15 @@ def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
         state = state[key] if isinstance(state.get(key), dict) else state
     tensors = {str(key).replace(_COMPILED, ""): _entry(value, f"{what}: tensor {key}") for key, value in state.items()}
     return tensors, [f"the weights are those of {name}"] if len(found) > 1 else []
+
+
+def open_pickled(folder: Folder) -> dict[str, Entry]:
+    """Every tensor of pytorch_model.bin or its shards by name, all in memory. Raises SourceError as `open_shards`."""
+    return open_shards(folder, PICKLED, PICKLED_INDEX, _tensors_in)
+
+
+def _tensors_in(path: Path, what: str) -> dict[str, Entry]:
+    return {str(key): _entry(value, f"{what}: tensor {key}") for key, value in _load(path, what).items()}
 
 
 def _load(path: Any, what: str) -> dict[Any, Any]:
@@ -77,7 +88,9 @@ def _entry(value: object, what: str) -> Entry:
         raise SourceError(f"{what} is a {type(value).__name__}, expected a tensor")
     dtype = _DTYPES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout != torch.strided:
-        raise SourceError(f"{what} has dtype {value.dtype} and layout {value.layout}, expected floats of 16 or 32 bits")
+        raise SourceError(
+            f"{what} has dtype {value.dtype} and layout {value.layout}, expected floats of 16 or 32 bits, or bytes"
+        )
     if not value.is_contiguous():
         raise SourceError(
             f"{what} is a part of another tensor, expected one of its own; save the state_dict of a model"

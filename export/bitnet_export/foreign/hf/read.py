@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a Source: config.json, safetensors, tokenizer, chat template, generation defaults."""
+"""A Hugging Face folder as a Source: config.json, weights, tokenizer, chat template, generation defaults."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .family import QUANTIZATION, Family
 from .fields import Fields
 from .folder import Folder
 from .known import refuse
-from .pickled import open_checkpoint
+from .pickled import open_checkpoint, open_pickled
 from .settings import read_padding
-from .shards import SINGLE, Entry, open_shards
+from .shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, Entry, open_shards
 from .stack import Stack, open_stack
 from .tokenizer import tokenizer_of
 from .weights import SKIPPED
@@ -75,6 +75,8 @@ def _tensors(folder: Folder, family: Family) -> tuple[dict[str, Entry], list[str
     """All tensors, and assumptions."""
     if family.pickled and not folder.find(SINGLE):
         return open_checkpoint(folder)
+    if not (folder.find(SINGLE) or folder.find(INDEX)) and (folder.find(PICKLED) or folder.find(PICKLED_INDEX)):
+        return open_pickled(folder), []
     return open_shards(folder), []
 
 

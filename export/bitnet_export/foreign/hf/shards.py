@@ -6,6 +6,7 @@ Format: the safetensors README.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from bitnet_export.packed.recognise import PROBE
 from .folder import MAX_JSON, Folder, refuse_pointer, strict_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _MAX_SHARDS = 1000
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -34,7 +36,8 @@ _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 _WEIGHTS = {  # other weight files of folders, and advice
     ".safetensors": f"shards want {INDEX} beside them, a single file the name {SINGLE}",
     ".gguf": "give the file in place of the folder",
-    **dict.fromkeys((".bin", ".pt", ".pth"), "load it with transformers, whose save_pretrained writes safetensors"),
+    ".bin": f"of its kind {PICKLED} and shards with {PICKLED_INDEX} beside them are read",
+    **dict.fromkeys((".pt", ".pth"), "load it with transformers, whose save_pretrained writes safetensors"),
 }
 _NEW = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 _OLD = re.compile(r"\.LayerNorm\.(gamma|beta)$")
@@ -78,41 +81,53 @@ class Entry(NamedTuple):
         return Floats(self.shape, self.dtype.lower(), rows)
 
 
-def open_shards(folder: Folder) -> dict[str, Entry]:
-    """Every tensor of the folder by name. Raises SourceError for missing or damaged files, or headers that disagree."""
-    places = _weight_map(folder)
+def tensors_in(path: Path, what: str) -> dict[str, Entry]:
+    return tensors_of(Content.open(path), what)
+
+
+def open_shards(
+    folder: Folder,
+    single: str = SINGLE,
+    index: str = INDEX,
+    read: Callable[[Path, str], dict[str, Entry]] = tensors_in,
+) -> dict[str, Entry]:
+    """Every tensor of the folder by name. Raises SourceError for missing or damaged files, or headers that disagree.
+
+    single, index: the names of the only file, and of the list of several. read: the tensors of one file.
+    """
+    places = _weight_map(folder, single, index)
     tensors: dict[str, Entry] = {}
-    for name in sorted(set(places.values())) if places is not None else [SINGLE]:
+    for name in sorted(set(places.values())) if places is not None else [single]:
         path = folder.find(name)
         if path is None:
-            raise SourceError(f"{folder.path / name} is missing, {INDEX} names it; download the model again")
-        found = tensors_of(Content.open(path), str(folder.path / name))
+            raise SourceError(f"{folder.path / name} is missing, {index} names it; download the model again")
+        found = read(path, str(folder.path / name))
         for tensor, entry in found.items():
             if places is not None and places.get(tensor) != name:
                 where = f"in {places[tensor]}" if tensor in places else "nowhere"
-                raise SourceError(f"{entry.what} is there, but {INDEX} has it {where}")
+                raise SourceError(f"{entry.what} is there, but {index} has it {where}")
             tensors[tensor] = entry
     lost = set(places or ()) - set(tensors)
     if lost:
         name = min(lost)
-        raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {INDEX} has it there")
+        raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {index} has it there")
     return {_OLD.sub(lambda match: _NEW[match[0]], name): entry for name, entry in tensors.items()}
 
 
-def _weight_map(folder: Folder) -> dict[str, str] | None:
+def _weight_map(folder: Folder, single: str, index: str) -> dict[str, str] | None:
     """Shard by tensor, None for a single file."""
-    if folder.find(SINGLE):
+    if folder.find(single):
         return None
-    if folder.find(INDEX) is None:
+    if folder.find(index) is None:
         found = sorted((path.name for path in folder.path.iterdir() if path.suffix in _WEIGHTS), key=_as_weights)
         words = f"but {', '.join(found[:3])}" if found else "and no other weights"
         advice = _WEIGHTS[Path(found[0]).suffix] if found else "download the model again"
-        raise SourceError(f"{folder.path} has neither {SINGLE} nor {INDEX}, {words:.160}; {advice}")
-    places = folder.json(INDEX).get("weight_map")
+        raise SourceError(f"{folder.path} has neither {single} nor {index}, {words:.160}; {advice}")
+    places = folder.json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise SourceError(f"{folder.path / INDEX}: weight_map is not an object of file names by tensor")
+        raise SourceError(f"{folder.path / index}: weight_map is not an object of file names by tensor")
     if len(set(places.values())) > _MAX_SHARDS:
-        raise SourceError(f"{folder.path / INDEX} names more than {_MAX_SHARDS} files")
+        raise SourceError(f"{folder.path / index} names more than {_MAX_SHARDS} files")
     return places
 
 
