@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lm_eval import evaluator
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
@@ -255,12 +255,13 @@ def report(
     files = [Path(name) for name in names if name.endswith(YAML)]
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
+    evaluator.get_git_commit_hash = lambda: None  # it runs git, whose error outside of a repository would be shown
     with contextlib.redirect_stdout(sys.stderr):  # progress messages of the harness are not the result
         manager = TaskManager(include_defaults=len(files) < len(names))  # reading the harness's 14,000 takes seconds
         check_names(names, manager.all_tasks)
         for file in files:
             _check_file(file, manager)
-        found = simple_evaluate(
+        found = evaluator.simple_evaluate(
             EngineLM(model, between=between, adapter=adapter),
             tasks=list(names),
             num_fewshot=fewshot,

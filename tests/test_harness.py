@@ -7,6 +7,7 @@ activation falls on another step, and differ by about 3e-3 a token, 0.03 at wors
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -243,6 +244,16 @@ def test_the_table_and_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert bitnet_cli.main(["eval", str(model), "--tasks", str(choices)]) == 0
     out, errors = capsys.readouterr()
     assert out.startswith("|") and "local_choices" in out and "<Model" in errors
+
+
+def test_git_is_not_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a repository it would print an error among our lines."""
+    choices, _ = write_tasks(tmp_path)
+    (tmp_path / "git").write_text("#!/bin/sh\necho fatal: not a git repository >&2\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert bitnet_cli.main(["eval", str(small_model(tmp_path)), "--tasks", str(choices), "--limit", "1"]) == 0
+    assert "fatal" not in capfd.readouterr().err
 
 
 def test_right_answers_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
