@@ -39,6 +39,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse ignores a full disk, so a help text that is cut off would seem to be whole."""
+        (file or sys.stderr).write(message or "")
+
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:

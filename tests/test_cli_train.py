@@ -94,13 +94,14 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.returncode == 1 and errors == b""
 
 
+@pytest.mark.parametrize("words", [["--version"], ["train", "--help"]], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_is_one_line(unbuffered: str) -> None:
-    """Also if the disk turns out to be full only when Python exits."""
+def test_a_full_disk_is_one_line(unbuffered: str, words: list[str]) -> None:
+    """Also if the disk turns out to be full only when Python exits, and for argparse, which would ignore it."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full")
-    argv = [sys.executable, "-m", "bitnet", "--version"]
+    argv = [sys.executable, "-m", "bitnet", *words]
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with full.open("w") as out:
         done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
