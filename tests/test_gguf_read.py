@@ -317,6 +317,10 @@ def test_the_tokenizer_comes_along(tmp_path):
     with open_source(made.path) as source:
         assert json.loads(source.tokenizer)["model"]["type"] == "BPE"
         assert source.template == b"{{ messages }}" and source.generation["eos_token_ids"] == [130]
+    made.metadata["tokenizer.chat_template"] = "{{ messages }"
+    made.write()
+    with open_source(made.path) as source:
+        assert source.template is None and any("is left out, it is broken" in line for line in source.assumptions)
 
 
 def test_sampling_defaults_come_along(tmp_path):

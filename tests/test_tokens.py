@@ -101,6 +101,17 @@ def test_wrong_tokenizer_config(config: dict[str, Any], message: str, tmp_path: 
         of_folder(Folder(foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), **config)))
 
 
+@pytest.mark.parametrize("template", ["{% for m in messages %}\n{{ m.content }\n{% endfor %}", "{% nothing %}"])
+def test_a_template_with_an_error_is_left_out_and_said(template: str, tmp_path: Path) -> None:
+    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), chat_template=template)
+    _, found, _, assumptions = of_folder(Folder(folder))
+    assert found is None
+    assert any("the chat template is left out, it is broken in line" in line for line in assumptions)
+    wants = "{{ raise_exception('no') }}"  # it is right, and takes other messages
+    (folder / "chat_template.jinja").write_text(wants)
+    assert of_folder(Folder(folder))[1] == wants
+
+
 def test_generation_config_and_templates(tmp_path: Path) -> None:
     folder = foreign.save(
         tmp_path / "m", foreign.byte_level("llama-bpe"), bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",

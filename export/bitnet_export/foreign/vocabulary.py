@@ -36,6 +36,23 @@ ENDS = (
 """Control tokens that always end answers of a GGUF file, as in llama.cpp; of a folder, if its template has them."""
 
 
+def whole_template(template: str | None, assumptions: list[str]) -> str | None:
+    """A chat template, or None with an assumption if its syntax is wrong: nothing could ever be said with it."""
+    from bitnet_runtime import TemplateError
+    from bitnet_runtime.chat import ChatTemplate
+
+    if not template:  # some have an empty one
+        return None
+    try:
+        ChatTemplate(template).render([{"role": "user", "content": "Hello"}], {})
+    except TemplateError as error:
+        fault = str(error).removeprefix("the chat template of the file ").partition("; the roles")[0]
+        if fault.startswith("is broken"):  # not: it wants other messages
+            assumptions.append(f"the chat template is left out, it {fault}; correct it and convert again")
+            return None
+    return template
+
+
 class Vocabulary(NamedTuple):
     """Tokens in the order of their ids, and the ones before and after every text."""
 

@@ -21,6 +21,7 @@ from bitnet_export.foreign.vocabulary import (
     Vocabulary,
     byte_level,
     sentencepiece_bpe,
+    whole_template,
 )
 
 T = TypeVar("T", str, int, float)
@@ -101,7 +102,7 @@ class _Reading:
         template = self.metadata.get("tokenizer.chat_template")
         if template is not None and type(template) is not str:
             raise SourceError(f"tokenizer.chat_template is {template!a:.80}, expected a text")
-        return definition, template or None, self._generation(), self.assumptions
+        return definition, whole_template(template, self.assumptions), self._generation(), self.assumptions
 
     def _byte_level(self) -> bytes:
         name = self._pre()

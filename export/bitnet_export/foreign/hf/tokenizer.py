@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet_export.foreign.source import SourceError
-from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe
+from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe, whole_template
 from bitnet_export.packed.records import MAX_TEMPLATE
 
 from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
@@ -196,7 +196,7 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
     content = folder.read("chat_template.jinja", MAX_TEMPLATE)
     if content is not None:
         try:
-            return content.decode() or None
+            return whole_template(content.decode(), assumptions)
         except UnicodeDecodeError as error:
             raise SourceError(f"{folder.path}/chat_template.jinja is not UTF-8: {error}") from None
     template = folder.json("chat_template.json").get("chat_template", config.get("chat_template"))
@@ -211,7 +211,7 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
             f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
             "or a list of named ones"
         )
-    return template or None  # some have an empty one
+    return whole_template(template, assumptions)
 
 
 def _generation(
