@@ -199,6 +199,15 @@ def test_texts_become_vectors_as_sentence_transformers_has_them(tmp_path: Path) 
             assert np.abs(vector - expected).max() <= 1e-5  # fp32 sums in another order
 
 
+def test_a_tokenizer_that_the_engine_refuses_is_not_converted(tmp_path: Path) -> None:
+    hf_families.save("gpt2", tmp_path / "model")
+    Tokenizer(models.BPE({chr(97 + i): i for i in range(26)}, [])).save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps({"eos_token": "x" * 5000}))
+    with pytest.raises(ValueError, match="has a token of 5000 characters, expected at most 4096"):
+        convert(tmp_path / "model", tmp_path / "m.bitnet")
+    assert not (tmp_path / "m.bitnet").exists()
+
+
 def old_form(folder: Path, shards: int, zipped: bool) -> None:
     """As save_pretrained wrote before safetensors, with buffers that nothing reads."""
     state = load_file(folder / "model.safetensors")

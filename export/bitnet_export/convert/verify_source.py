@@ -65,6 +65,8 @@ def verify_source(
     progress("comparing with the source: the engine")
     try:
         with Model.load(path, kv_type="f32", verify=False) as engine:
+            if source.tokenizer is not None:
+                engine.tokenize("")  # the engine refuses some tokenizers that the library takes
             all_logits = _prompt_logits(engine, texts[0].inputs) if config.has_head else None
             found = [engine_scores(engine, ModelConfig.of_stacks(file.configs), each) for each in texts]
             seen = None if images is None else engine_scores(engine, file.configs[1], images)
