@@ -28,6 +28,7 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.content import Content
 from packed_source import flipped, source_of
 from runtime_models import byte_tokenizer
+from vision_models import PALIGEMMA, VISION
 
 ODD = ModelConfig(
     vocab_size=531, dim=40, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=20, ffn_dim=72, max_context=300,
@@ -268,7 +269,13 @@ def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixtu
     for _ in range(2):  # the second replaces what the first wrote
         assert main(["convert", str(own), str(gguf), "--to", "gguf"]) == 0
     capsys.readouterr()
-    for out, found in ((text, "is not a GGUF file"), (other, "is a packed file, expected a GGUF file")):
+    published = own.with_name("published.gguf")
+    published.write_bytes(b"GGUF" + bytes(300))
+    for out, found in (
+        (text, "is not a GGUF file of our own"),
+        (other, "is a packed file, expected a GGUF file of our own"),
+        (published, "is a GGUF file of another program, expected a GGUF file of our own"),
+    ):
         assert f"{out} exists and {found}; give another name" in run(capsys, own, out, "--to", "gguf")[1]
     for source in (gguf, own):
         verb = "convert" if source == gguf else "export"
@@ -276,6 +283,15 @@ def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixtu
         assert f"{text} exists and is not a packed file; give another name" in capsys.readouterr().err
         assert main([verb, str(source), str(other)]) == 0
     assert text.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("config", [PALIGEMMA, VISION], ids=["two stacks", "images alone"])
+def test_images_do_not_go_into_a_gguf_file(
+    config: ModelConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random_model(config, tmp_path / "m.bitnet", 5)
+    _, error = run(capsys, tmp_path / "m.bitnet", tmp_path / "m.gguf", "--to", "gguf")
+    assert "m.bitnet sees images, which no GGUF file of ours can; --to hf and --to onnx keep them" in error
 
 
 def test_pipes_are_neither_read_nor_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -342,7 +342,8 @@ def test_everything_in_the_way_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     path, out = build(tmp_path, BITNET), tmp_path / "m.gguf"
-    out.write_bytes(b"GGUF, an older one")
+    older = b"GGUF, an older one of bitnet-edge"
+    out.write_bytes(older)
 
     def stop(done: int, total: int) -> None:
         if done == 5:
@@ -350,7 +351,7 @@ def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_gguf(path, out, progress=stop)
-    assert out.read_bytes() == b"GGUF, an older one"
+    assert out.read_bytes() == older
     assert len(list(tmp_path.iterdir())) == 3
     with pytest.raises(FileNotFoundError, match="create it first"):
         write_gguf(path, tmp_path / "none" / "m.gguf")

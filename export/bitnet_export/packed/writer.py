@@ -123,17 +123,23 @@ def spare(source: Path, out: Path, kind: str = "model") -> None:
         raise FileExistsError(f"{out} exists and {what} {_KINDS[kind]}; give another name")
 
 
-_KINDS = {"model": "a packed file", "adapter": "an adapter", "GGUF": "a GGUF file"}
+GGUF_MARK = b"bitnet-edge"
+_KINDS = {
+    "model": "a packed file", "adapter": "an adapter", "GGUF": "a GGUF file of our own",
+    "foreign GGUF": "a GGUF file of another program",
+}  # fmt: skip
 
 
 def kind_of(file: Path) -> str | None:
-    """The kind of a file by its first bytes: "model" and "adapter" (ours), or "GGUF"; None: another."""
+    """The kind of a file by its first bytes: "model", "adapter" and "GGUF" (ours), "foreign GGUF"; None: another."""
     with file.open("rb") as handle:
-        head = handle.read(records.HEADER.size)
+        head = handle.read(256)
     if head.startswith(records.MAGIC):
-        flags = records.HEADER.unpack(head)[2] if len(head) == records.HEADER.size else 0
+        flags = records.HEADER.unpack_from(head)[2] if len(head) >= records.HEADER.size else 0
         return "adapter" if flags & records.ADAPTER_ALONE else "model"
-    return "GGUF" if head.startswith(b"GGUF") else None
+    if head.startswith(b"GGUF"):
+        return "GGUF" if GGUF_MARK in head else "foreign GGUF"
+    return None
 
 
 def write_packed(

@@ -32,7 +32,7 @@ from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import SCALE_GROUP_K
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLES, Record
-from bitnet_export.packed.writer import replacing, spare
+from bitnet_export.packed.writer import GGUF_MARK, replacing, spare
 
 from .blocks import KINDS, Kind
 from .families import LAYER, STACK
@@ -127,6 +127,7 @@ class _Writer:
         }
         general: dict[str, Value] = {
             "general.architecture": self.graph.name,
+            "general.quantized_by": GGUF_MARK.decode(),  # among the first bytes, where `kind_of` looks for it
             "general.quantization_version": 2,
             "general.file_type": KINDS[self.body].file_type,
         }
