@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import functools
 import json
 import time
 import typing
@@ -276,9 +278,67 @@ def test_a_function_says_itself_what_it_is() -> None:
     assert properties["x"] == {"type": "array", "items": {"type": "number"}, "description": "numbers"}
     assert properties["y"]["anyOf"][0] == {"type": "object", "additionalProperties": {"type": "boolean"}}
     assert properties["z"] == {}
-    for wrong in (lambda *a: a, lambda a, /: a, print, lambda a: a, 5):
+    for wrong in (lambda *a: a, lambda a, /: a, print, lambda a: a, 5, functools.partial(int, "3")):
         with pytest.raises(InvalidParameterError, match=r"tool"):
             Tools.of([wrong])
+
+
+class Place(typing.TypedDict):
+    """Where.
+
+    town: its name
+    """
+
+    town: str
+    country: typing.NotRequired[str]
+
+
+@dataclasses.dataclass
+class Span:
+    first: int
+    last: int = 7
+    marks: list[Place] = dataclasses.field(default_factory=list)
+
+
+class Endless(typing.TypedDict):
+    within: "Endless"  # noqa: UP037
+
+
+def test_a_class_with_fields_is_an_object() -> None:
+    def report(place: Place, when: Span | None = None) -> None:
+        """A report."""
+
+    where = {
+        "type": "object",
+        "properties": {"town": {"description": "its name", "type": "string"}, "country": {"type": "string"}},
+        "required": ["town"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    integers = {name: {"type": "integer"} for name in ("first", "last")}
+    span = {
+        "type": "object",
+        "properties": integers | {"marks": {"type": "array", "items": where}},
+        "required": ["first"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    properties = described(report)[2]["properties"]
+    assert properties["place"] == where and properties["when"]["anyOf"][0] == span
+    assert described(Place) == ("Place", "Where.", where) and described(Span) == ("Span", "", span)
+    with pytest.raises(InvalidParameterError, match="the tool Endless has a type within itself, expected an end"):
+        described(Endless)
+
+
+def test_what_a_partial_function_has_already_is_no_parameter() -> None:
+    whole = described(forecast)
+    for bound, left in (
+        (functools.partial(forecast, days=3), {"town", "unit", "kind"}),
+        (functools.partial(forecast, "Köln"), {"days", "unit", "kind"}),
+        (functools.partial(functools.partial(forecast, "Köln"), unit="celsius"), {"days", "kind"}),
+    ):
+        name, purpose, shape = described(bound)
+        assert (name, purpose) == whole[:2]
+        assert shape["properties"] == {key: whole[2]["properties"][key] for key in left}
+        assert shape["required"] == ["town"] * ("town" in left)
 
 
 def test_a_parameter_is_described_by_the_lines_below_it() -> None:

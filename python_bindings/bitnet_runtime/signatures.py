@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import functools
 import inspect
 import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError
@@ -26,18 +28,28 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
 
     The description is the first paragraph of the documentation; lines "name: text" of it describe parameters, with
     the lines indented below them. Below "name : type", NumPy's form, only those lines count. `Annotated[int, "text"]`
-    describes a parameter, too.
+    describes a parameter, too. What `functools.partial` gives already is no parameter. A TypedDict or a dataclass has
+    its fields.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    given: Collection[str] = ()
+    if isinstance(function, functools.partial):  # of another such it is one, too
+        arguments, keywords, function = function.args, function.keywords, function.func
+        given = {*list(_signed(function, _name(function))[1])[: len(arguments)], *keywords}
+    name = _name(function)
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters = inspect.signature(function).parameters
-    except (NameError, TypeError, ValueError) as error:
-        raise InvalidParameterError(f"the tool {name} has no signature to read: {error}", "tools") from None
-    said = inspect.getdoc(function) or ""
-    texts = _texts(said, parameters)
+        shape = _object(function, name, given)
+    except RecursionError:
+        raise InvalidParameterError(f"the tool {name} has a type within itself, expected an end", "tools") from None
+    return name, " ".join(_documentation(function).partition("\n\n")[0].split()), shape
+
+
+def _object(function: Callable[..., Any], name: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON schema of its parameters, or of the fields of a class. given: those that it has already."""
+    hints, parameters = _signed(function, name)
+    texts = _texts(_documentation(function), parameters)
     properties = {}
-    for each in parameters.values():
+    left = [each for each in parameters.values() if each.name not in given]
+    for each in left:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
             raise InvalidParameterError(
                 f"the tool {name} has the parameter {str(each)!r}, expected such as can be given by name", "tools"
@@ -46,9 +58,43 @@ def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
         if each.name in texts:
             schema = {"description": texts[each.name]} | schema
         properties[each.name] = schema
-    required = [each.name for each in parameters.values() if each.default is each.empty]
-    shape = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return name, " ".join(said.partition("\n\n")[0].split()), shape
+    required = [each.name for each in left if each.default is each.empty]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _signed(function: Callable[..., Any], name: str) -> tuple[dict[str, Any], Mapping[str, inspect.Parameter]]:
+    """Types and parameters by name."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        return hints, _typed_dict(function, hints) or inspect.signature(function).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidParameterError(f"the tool {name} has no signature to read: {error}", "tools") from None
+
+
+def _typed_dict(function: Any, hints: dict[str, Any]) -> dict[str, inspect.Parameter]:
+    """The keys of a TypedDict as parameters, without Required and NotRequired in `hints`; {}: it is none."""
+    if not typing.is_typeddict(function):
+        return {}
+    found = {}
+    for key, hint in hints.items():
+        origin, needed = typing.get_origin(hint), key in function.__required_keys__
+        if origin in (typing.Required, typing.NotRequired):  # which that attribute does not see in annotations as texts
+            needed, hints[key] = origin is typing.Required, typing.get_args(hint)[0]
+        default = inspect.Parameter.empty if needed else None
+        found[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+    return found
+
+
+def _documentation(function: Callable[..., Any]) -> str:
+    if not isinstance(function, type):
+        return inspect.getdoc(function) or ""
+    said = function.__doc__ or ""  # not that of a class it derives from, nor the signature that a dataclass has for one
+    made = dataclasses.is_dataclass(function) and said.startswith(f"{function.__name__}(")
+    return "" if made else inspect.cleandoc(said)
 
 
 def _texts(said: str, names: Collection[str]) -> dict[str, str]:
@@ -85,8 +131,11 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(arguments[1], where)}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [each.value for each in hint]}
+    if typing.is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return _object(hint, where)
     raise InvalidParameterError(
-        f"the tool parameter {where} is of type {hint!r:.80}, expected str, int, float, bool, None, Literal, Enum, or "
-        "list, dict and unions of these; or give the tool as a dictionary with a JSON schema",
+        f"the tool parameter {where} is of type {hint!r:.80}, expected str, int, float, bool, None, Literal, Enum, a "
+        "TypedDict or dataclass, or list, dict and unions of these; or give the tool as a dictionary with a "
+        "JSON schema",
         "tools",
     )
