@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
+import sys
+import textwrap
 import tokenize
 from pathlib import Path
 from types import NoneType
@@ -165,14 +166,26 @@ def _comments() -> list[tuple[str, str]]:
     """("", heading) and (field, comment) in the order of config.py."""
     source = Path(config.__file__).read_text(encoding="utf-8")
     body = source[source.index("class ModelConfig") : source.index("def __post_init__")]
-    body = body[body.index("    # size") :]
+    return comments_of(body[body.index("    # size") :])
+
+
+def comments_of(body: str) -> list[tuple[str, str]]:
+    """The same of a part of a class. Raises ValueError for a field without a comment: the page would say nothing of it.
+
+    A field may take several lines; its comment is on any of them.
+    """
     found: list[tuple[str, str]] = []
-    for line in body.splitlines():
-        tokens = list(tokenize.generate_tokens(io.StringIO(line.strip() + "\n").readline))
-        comment = next((t.string.removeprefix("# ") for t in tokens if t.type == tokenize.COMMENT), "")
-        field = re.match(r"(\w+):", line.strip())
-        if field or comment:
-            found.append((field[1] if field else "", comment))
+    field, comment = "", ""
+    for each in tokenize.generate_tokens(io.StringIO(textwrap.dedent(body)).readline):
+        if each.type == tokenize.COMMENT:
+            comment = each.string.removeprefix("# ")
+        elif each.type == tokenize.NAME and not field and each.start[1] == 0:
+            field = each.string
+        elif each.type == tokenize.NEWLINE or (each.type == tokenize.NL and comment and not field):
+            if not comment:
+                raise ValueError(f"the field {field} of ModelConfig has no comment on its lines; write one behind it")
+            found.append((field, comment))
+            field, comment = "", ""
     return found
 
 
@@ -196,4 +209,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    try:
+        print(page(), end="")
+    except ValueError as error:
+        sys.exit(f"bitnet.reference: error: {error}")

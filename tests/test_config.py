@@ -116,6 +116,13 @@ def test_pixels_of_other_channels_are_normalized_alike() -> None:
         PRESETS["clip-base"].replace(vision={"channels": 1})
 
 
+def test_the_comment_of_a_field_may_be_on_any_of_its_lines() -> None:
+    body = "    # sizes\n    a: int = 1  # one\n\n    # more\n    b: tuple[str, ...] = (\n        'x',  # two\n    )\n"
+    assert reference.comments_of(body) == [("", "sizes"), ("a", "one"), ("", "more"), ("b", "two")]
+    with pytest.raises(ValueError, match="the field c of ModelConfig has no comment on its lines; write one behind it"):
+        reference.comments_of("    # above it\n    c: int = 1\n")
+
+
 def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
     written = (Path(__file__).parents[1] / "docs/options.md").read_text(encoding="utf-8")
     assert written == reference.page(), "run python -m bitnet.reference > docs/options.md"
