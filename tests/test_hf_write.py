@@ -64,6 +64,9 @@ CONFIGS = {
         logit_softcap=9.0,
         head_format="f16",
     ),
+    "Gemma2ForCausalLM, no window": PLAIN.replace(
+        activation="gelu", embedding_scale=48**0.5, post_norm=True, head_dim=10, head_format="f16"
+    ),
 }
 
 

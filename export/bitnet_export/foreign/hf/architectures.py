@@ -186,6 +186,7 @@ def _particular(kind: str, c: ModelConfig) -> dict[str, Any]:
     window: dict[str, Any] = {"sliding_window": c.sliding_window or None}
     if kind == "gemma2":
         layers = [c.of_layer(layer) for layer in range(c.n_layers)]
+        window = {"sliding_window": c.sliding_window or c.max_context}  # it wants one, even if no layer has it
         window |= {"layer_types": ["sliding_attention" if x.sliding_window else "full_attention" for x in layers]}
     own: dict[str, dict[str, Any]] = {
         "mistral": window, "mixtral": moe | window,
