@@ -67,7 +67,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         if not isinstance(path, Model):
             path = Model.load(str(path), n_ctx=max_length, threads=threads, isa=isa, kv_type=kv_type)
         self.model = path
-        self.model.require_head()
+        self.model.require_next_token()
         if not self.model.has_tokenizer:
             raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # also for "auto"

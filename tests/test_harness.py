@@ -32,7 +32,7 @@ from bitnet_export import random_adapter
 from bitnet_export.convert.incoming import convert
 from bitnet_runtime import Model
 from hf_models import falcon_masters
-from runtime_models import TEMPLATE, scripted_model, small_model
+from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 
 torch.set_num_threads(1)
 
@@ -325,3 +325,6 @@ def test_an_adapter_is_asked(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_asked(tmp_path: Path) -> None:
     with Model.load(small_model(tmp_path)) as model, pytest.raises(ValueError, match="names no end token"):
         EngineLM(model).loglikelihood(ask("loglikelihood", ("", "a")), disable_tqdm=True)
+    encoder = small_model(tmp_path, config=SMALL.replace(mask="bidirectional"))
+    with Model.load(encoder) as model, pytest.raises(ValueError, match="is bidirectional: its tokens see"):
+        EngineLM(model)  # its logits are of the token at each position, not of the next one
