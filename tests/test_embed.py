@@ -164,6 +164,12 @@ def test_verbs_that_need_a_head_say_so(
     assert captured.out == "" and captured.err.splitlines()[-1].startswith("bitnet: error: m.bitnet has no head")
 
 
+def test_chat_refuses_an_encoder_with_a_head_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_model(tmp_path, config=QWEN.replace(has_head=True, mask="bidirectional", vocab_size=512))
+    assert main(["chat", str(path)]) == 1
+    assert "is bidirectional: its tokens see those that follow" in capsys.readouterr().err
+
+
 def test_a_packed_encoder_is_not_measured(pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(pair[1])]) == 1
     assert "is a packed encoder, which is not measured; measure its run" in capsys.readouterr().err

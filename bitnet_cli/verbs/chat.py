@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from bitnet_cli.conversation import Conversation
 
     with opened(args, path) as model:
-        model.require_head()
+        model.require_next_token()
         note(args, escape(str(model)))
         new = partial(model.session, adapter=adapter_of(model))
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
