@@ -291,7 +291,7 @@ def test_images_do_not_go_into_a_gguf_file(
 ) -> None:
     random_model(config, tmp_path / "m.bitnet", 5)
     _, error = run(capsys, tmp_path / "m.bitnet", tmp_path / "m.gguf", "--to", "gguf")
-    assert "m.bitnet sees images, which no GGUF file of ours can; --to hf and --to onnx keep them" in error
+    assert "m.bitnet sees images, which no GGUF file of ours can; --to onnx writes them, and --to hf for" in error
 
 
 def test_pipes_are_neither_read_nor_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

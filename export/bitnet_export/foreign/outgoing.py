@@ -82,7 +82,10 @@ def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
     """A packed file, without its draft, and its one stack. Raises PackedFormatError; ValueError if it has several."""
     file = PackedFile.open(path).without_draft()
     if any(config.input == "images" for config in file.configs):
-        raise ValueError(f"{path} sees images, which no GGUF file of ours can; --to hf and --to onnx keep them")
+        raise ValueError(
+            f"{path} sees images, which no GGUF file of ours can; --to onnx writes them, and --to hf for a model like "
+            "SigLIP, CLIP or PaliGemma"
+        )
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
     return file, file.configs[0]
