@@ -129,6 +129,17 @@ def test_tokens_of_what_does_not_fit_are_counted(claude: Anthropic, serving: Ser
         claude.messages.create(model="script", max_tokens=1, messages=long)
 
 
+def test_reused_tokens_are_told(claude: Anthropic, serving: Serving) -> None:
+    model = serving.models["script"].model
+    asked: Any = {"model": "script", "max_tokens": 1, "messages": [{"role": "user", "content": "reuse " * 20}]}
+    n = len(model.apply_template(asked["messages"]))
+    first = claude.messages.create(**asked).usage
+    assert (first.input_tokens, first.cache_read_input_tokens) == (n, None)
+    with claude.messages.stream(**asked) as stream:
+        usage = [claude.messages.create(**asked).usage, stream.get_final_message().usage]
+    assert [(each.input_tokens, each.cache_read_input_tokens) for each in usage] == [(1, n - 1)] * 2
+
+
 def test_an_answer_that_is_begun_goes_on(claude: Anthropic, serving: Serving) -> None:
     model = serving.models["script"].model
     begun: Any = [*MESSAGES, {"role": "assistant", "content": "Good"}]

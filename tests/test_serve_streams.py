@@ -181,7 +181,7 @@ BLOCKS = {
     "tool_use": {"type": {"tool_use"}, "id": str, "name": {"weather", "clock"}, "input": dict},
 }
 DELTAS = {"text_delta": {"type": str, "text": str}, "input_json_delta": {"type": str, "partial_json": str}}
-USAGE = {"input_tokens": int, "output_tokens": int}
+USAGE = {"input_tokens": int, "cache_read_input_tokens?": int, "output_tokens": int}
 MESSAGES: dict[str, Any] = {
     "message_start": {"message": {"id": str, "type": {"message"}, "role": {"assistant"}, "model": {*MODELS},
                                   "content": list, "stop_reason": {None}, "stop_sequence": {None}, "usage": USAGE}},

@@ -210,5 +210,7 @@ class Messages(Shape):
         return ("tool_use" if used else "end_turn"), None
 
     def _usage(self, choice: Choice) -> dict[str, int]:
+        """What was there already counts apart, and clients add the two."""
         end = choice.ended()
-        return {"input_tokens": end.prompt_tokens, "output_tokens": end.completion_tokens}
+        reused = {"cache_read_input_tokens": end.reused} if end.reused else {}
+        return {"input_tokens": end.prompt_tokens - end.reused, **reused, "output_tokens": end.completion_tokens}
