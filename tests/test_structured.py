@@ -192,6 +192,9 @@ def test_what_only_pydantic_can_check_is_left_to_it(model: Model) -> None:
 def test_response_formats() -> None:
     assert response_format(None) == response_format({"type": "text"}) == {}
     assert response_format({"type": "json_object"}) == {"json_schema": '{"type": "object"}'}
+    assert response_format({"type": "json_object", "schema": PERSON}) == {"json_schema": json.dumps(PERSON)}
+    with pytest.raises(GrammarError, match="expected a JSON schema"):
+        response_format({"type": "json_object", "schema": 5})
     for wrong in ("json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": PERSON}, 3):
         with pytest.raises(GrammarError, match=r"^response_format is .*, expected") as caught:
             response_format(wrong)

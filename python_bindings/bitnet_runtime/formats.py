@@ -84,13 +84,15 @@ def _closed(schema: Any) -> Any:
 
 def response_format(value: Any) -> dict[str, Any]:
     """The options of `generate` for OpenAI's `response_format`: none, {"type": "text"}, "json_object", or
-    "json_schema" with the schema. Raises GrammarError, whose `param` is "response_format"."""
+    "json_schema" with the schema. llama.cpp's clients send a schema beside "json_object". Raises GrammarError, whose
+    `param` is "response_format"."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     given = value.get("json_schema") if kind == "json_schema" else None
     if value is None or kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_schema": format_text("json_schema", {"type": "object"})}
+        schema = value.get("schema")
+        return {"json_schema": format_text("json_schema", {"type": "object"} if schema is None else schema)}
     if isinstance(given, Mapping) and "schema" in given:
         return {"json_schema": format_text("json_schema", given["schema"])}
     raise GrammarError(
