@@ -157,6 +157,14 @@ def test_thinking_is_left_to_the_model(claude: Anthropic) -> None:
     assert [block.text for block in answer.content if block.type == "text"] == ["Good day, €!"]
 
 
+def test_wishes_about_caching_change_no_answer(claude: Anthropic, client: OpenAI) -> None:
+    hint: Any = {"extra_body": {"cache_control": {"type": "ephemeral"}}}
+    answer = claude.messages.create(model="script", max_tokens=50, messages=MESSAGES, **hint)
+    assert [block.text for block in answer.content if block.type == "text"] == ["Good day, €!"]
+    hint = {"extra_body": {"prompt_cache_options": {"mode": "explicit"}}}
+    assert client.responses.create(model="script", input="go", **hint).output_text == "Good day, €!"
+
+
 def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
     with claude.messages.stream(model="script", max_tokens=50, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == "Good day, €!"

@@ -14,8 +14,8 @@ from bitnet_serve.logprobs import MOST
 
 IGNORED = frozenset([
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
-    "timings_per_token",
+    "prompt_cache_options", "cache_control", "reasoning_effort", "verbosity", "prediction", "cache_prompt",
+    "return_progress", "timings_per_token",
 ])  # fmt: skip
 """Fields that change no answer here: who asks, what a cloud stores, hints. docs/server.md lists them."""
 
