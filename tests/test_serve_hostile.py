@@ -136,6 +136,13 @@ def test_an_address_with_and_without_v1(serving: Serving) -> None:
     assert post(serving, "/nothing", {})[1]["error"]["message"] == "there is no POST '/nothing'"
 
 
+def test_a_slash_at_the_end_is_no_redirect(serving: Serving) -> None:
+    """It would have the scheme and the path that a proxy in front has replaced."""
+    assert post(serving, f"{CHAT}/", {"messages": MESSAGES, "max_tokens": 1})[0] == 200
+    assert request(serving, "GET", "/v1/models/")[2] == request(serving, "GET", "/v1/models")[2]
+    assert request(serving, "GET", "/nothing/")[0] == 404
+
+
 def test_the_opposite_is_not_proposed(serving: Serving) -> None:
     for name, expected in (("max_p", ""), ("max_tokns", "; did you mean 'max_tokens'?")):
         _, answer = post(serving, CHAT, {"messages": MESSAGES, name: 1})

@@ -34,7 +34,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        scope["path"] = _WHOLE.sub("", scope["path"], 1) or "/"
+        scope["path"] = _WHOLE.sub("", scope["path"], 1).rstrip("/") or "/"  # behind TLS a redirect would name http
         headers, cors = dict(scope["headers"]), []
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:
