@@ -123,6 +123,11 @@ def check_litellm(address: str) -> None:
         raise AssertionError("no error")
     except litellm.NotFoundError:
         pass
+    try:
+        litellm.completion(model="openai/text", messages=[{"role": "user", "content": "long " * 2048}], **shape)
+        raise AssertionError("no error")
+    except litellm.ContextWindowExceededError:
+        pass
 
 
 def check_page(address: str) -> None:

@@ -152,7 +152,7 @@ def test_the_opposite_is_not_proposed(serving: Serving) -> None:
 def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
     _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
     assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)
-    assert "maximum context length" in answer["error"]["message"]
+    assert "this model's maximum context length is 256 tokens" in answer["error"]["message"]  # as litellm looks for it
     assert "shorten prompt" in answer["error"]["message"] and "n_ctx" not in answer["error"]["message"]
     _, answer = post(serving, COMPLETE, {"prompt": ["x", [1] * 300]})
     assert answer["error"]["message"].startswith("prompt 1: 300 tokens")

@@ -67,7 +67,7 @@ class ContextLengthError(BitnetError, ValueError):
         self.advice = f"; shorten the text{larger}"
         super().__init__(
             f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context "
-            f"size: the maximum context length is {n_ctx} tokens{some and f'; {some}'}{self.advice}"
+            f"size: this model's maximum context length is {n_ctx} tokens{some and f'; {some}'}{self.advice}"
         )
         self.n_prompt, self.n_ctx, self.most = n_prompt, n_ctx, most
         self.some = some
