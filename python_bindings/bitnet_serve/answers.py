@@ -41,6 +41,7 @@ class Choice:
     blocks: list[Block] = field(default_factory=list)
     prompt_scored: list[Scored] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
+    made: int = 0  # tokens that have come
     end: End | None = None
     begun = False
     open: Block | None = None  # the block whose events are being sent, in a stream
@@ -147,8 +148,7 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
         scope["state"]["left"] = not sending.done()
     finally:
         prompts = {id(ask.prompt): len(ask.prompt) for ask in work.asks}
-        made = sum(choice.end.completion_tokens for choice in choices if choice.end)
-        scope["state"]["tokens"] = sum(prompts.values()), made
+        scope["state"]["tokens"] = sum(prompts.values()), sum(choice.made for choice in choices)
         work.served.scheduler.cancel([task for task, choice in zip(tasks, choices, strict=True) if not choice.end])
         for each in (sending, leaving):
             each.cancel()
@@ -232,6 +232,7 @@ def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice,
     if isinstance(found, Scores):
         choice.prompt_scored.extend(found.scored)
     elif isinstance(found, End):
+        choice.made = found.completion_tokens  # an end token is none of them
         if found.finish_reason == "cancelled":
             raise ApiError(503, "the answer was cancelled: the server is shutting down", "shutting_down", retry_after=5)
         choice.end = found
@@ -239,6 +240,7 @@ def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice,
             choice.blocks.append(Block())
             return choice, [(choice.blocks[0], "")], []
     elif isinstance(found, Text):
+        choice.made += 1
         if found.scored:
             choice.held.append(found.scored)
         if pieces := choice.take(found):
