@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,44 @@ def test_a_turn_that_does_not_come() -> None:
             pass
 
     asyncio.run(run())
+
+
+FREE_TOOL: Any = {"type": "function", "function": {"name": "f"}}
+STRICT_TOOL: Any = {"type": "function", "function": {"name": "f", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [
+        ({"tools": [FREE_TOOL]}, False),
+        ({"tools": [FREE_TOOL], "tool_choice": "none"}, False),
+        ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"}}, False),
+        ({"tools": [{"type": "function", "name": "f", "strict": False}], "text": {"verbosity": "low"}}, False),
+        ({"response_format": {"type": "text"}, "output_config": {"effort": "low"}}, False),
+        ({"text": {"format": {"type": "text"}}, "tools": 5}, False),
+        ({"tools": [FREE_TOOL], "tool_choice": "required"}, True),
+        ({"tools": [FREE_TOOL, STRICT_TOOL]}, True),
+        ({"tools": [{"type": "function", "name": "f"}]}, True),  # as /v1/responses has it
+        ({"tools": [{"name": "f", "input_schema": {}, "strict": True}]}, True),
+        ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}}, True),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "f"}}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, True),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, True),
+        ({"regex": "a"}, True),
+    ],
+)
+def test_whoever_needs_no_format_waits_for_none(asked: dict[str, Any], waits: bool) -> None:
+    api = Api(Shelf({}, 0), 1 << 20)
+    api._formats = Turns("others compile", 0.01)
+    request = Request({"type": "http", "headers": [], "state": {"client": "a", "long": False}})
+
+    async def run() -> None:
+        async with api._formats.turn("another"), api._turn(request, asked):
+            pass
+
+    with pytest.raises(OverloadedError) if waits else contextlib.nullcontext():
+        asyncio.run(run())
 
 
 def test_long_texts_take_turns() -> None:

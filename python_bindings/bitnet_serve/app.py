@@ -25,6 +25,7 @@ from bitnet_serve import (
     infill,
     messages,
     metrics,
+    offers,
     openapi,
     page,
     responses,
@@ -60,8 +61,6 @@ TEXT_FIELDS = {
 BODIES = 32  # how many of the largest bodies may be on their way at a time
 AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread would start
 LONG = 128 << 10  # bytes: larger texts are tokenized one at a time, as 1 MiB may take a second and 300 MB
-FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
-"""Fields that may need compiling, which takes seconds for a malicious one."""
 MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures
 
 T = TypeVar("T")
@@ -154,7 +153,7 @@ class Api:
     def _turn(self, request: Request, asked: Mapping[str, Any]) -> contextlib.AbstractAsyncContextManager[None]:
         """At a time one format is compiled, one request's pictures are decoded, and one long text is tokenized, so that
         other requests do not wait for threads, and memory is bounded."""
-        if not FORMATS.isdisjoint(asked):
+        if offers.may_be_held(asked):
             return self._formats.turn(client_of(request))
         if has_pictures(asked):
             return self._pictures.turn(client_of(request))

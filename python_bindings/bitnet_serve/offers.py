@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bitnet_runtime.errors import shown
+from bitnet_runtime.formats import KINDS
 from bitnet_runtime.tools import CHOICES, Tools
 from bitnet_serve import fields
 from bitnet_serve.errors import refuse
@@ -44,6 +45,27 @@ def of_messages(body: Mapping[str, Any]) -> Tools | None:
         return {"type": "function", "function": told | {"parameters": given["input_schema"]}}
 
     return _offer(given, tool, _name)
+
+
+def may_be_held(body: Mapping[str, Any]) -> bool:
+    """Whether an answer may be held to a format, in any of the APIs, before anything is checked: to compile one takes
+    seconds if it is malicious. Tools that are called freely need none."""
+    within = [_of(body.get(name), "format") for name in ("text", "output_config")]
+    formats = [each for each in (body.get("response_format"), *within) if _of(each, "type") != "text"]
+    choice, tools = body.get("tool_choice", body.get("function_call", "auto")), body.get("tools", body.get("functions"))
+    kind = _of(choice, "type") if isinstance(choice, dict) else choice
+    free = kind in ("auto", "none") and not any(map(_may_be_strict, tools if isinstance(tools, list) else ()))
+    return not free or any(each is not None for each in (*formats, *map(body.get, KINDS)))
+
+
+def _may_be_strict(tool: Any) -> bool:
+    """One of /v1/responses is, unless it is said."""
+    of_responses = isinstance(tool, dict) and tool.keys().isdisjoint({"function", "input_schema"})
+    return bool(_of(_of(tool, "function") or tool, "strict", of_responses))
+
+
+def _of(value: Any, name: str, default: Any = None) -> Any:
+    return value.get(name, default) if isinstance(value, dict) else None
 
 
 def _offer(
