@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import math
 import random
 import re
@@ -95,6 +96,13 @@ def test_chunks_of_a_chat(serving: Serving, usage: bool) -> None:
     if last is not None:
         assert last["choices"] == [] and last["usage"]["total_tokens"] == 9
         assert all(data["usage"] is None for data in found)
+
+
+def test_text_ends_no_line_of_an_event() -> None:
+    """httpx reads lines as Python's splitlines does."""
+    said = {"type": "text", "text": "".join(map(chr, range(0x3000)))}
+    name, data, end = answers.event(said).decode().splitlines()
+    assert (name, end) == ("event: text", "") and json.loads(data.removeprefix("data: ")) == said
 
 
 def test_a_long_prefill_keeps_the_connection_alive(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

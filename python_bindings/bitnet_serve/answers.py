@@ -18,6 +18,7 @@ from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive
+LINES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})  # Python ends a line at them
 
 
 @dataclass(eq=False)
@@ -129,7 +130,8 @@ def event(data: Any) -> bytes:
     if isinstance(data, str):
         return data.encode()
     name = f"event: {data['type']}\n" if "type" in data and "object" not in data else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(errors="replace")
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINES)
+    return f"{name}data: {text}\n\n".encode(errors="replace")
 
 
 async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
