@@ -292,6 +292,20 @@ def test_an_open_server_may_be_called_by_some_names_alone(tmp_path: Path) -> Non
                 assert request(serving, "GET", "/v1/models", headers=asked)[0] == status
 
 
+def test_a_proxy_may_replace_the_host(tmp_path: Path) -> None:
+    """The page comes from its public name, and the proxy asks by that of this machine."""
+    other = "https://server.example:1"
+    with served(small_model(tmp_path), allow_hosts=["Server.example"], cors_origins=[other]) as serving:
+        for origin, status in (
+            ("https://server.example", 200), ("http://server.example:81", 200), (other, 200),
+            ("https://evil.example", 403), ("http://localhost:1", 403), ("https://server.example.evil.example", 403),
+            ("evil://server.example", 403),
+        ):  # fmt: skip
+            found, headers, _ = request(serving, "GET", "/v1/models", headers={"origin": origin})
+            assert found == status
+            assert ("access-control-allow-origin" in headers) == (origin == other), "else no page of it may read it"
+
+
 def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     for _ in range(2):  # the second time one is there that nobody listens on

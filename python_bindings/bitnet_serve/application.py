@@ -59,7 +59,7 @@ class Application:
         self.api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
         hosts = set() if options.unix else local_hosts("localhost" if options.allow_hosts else options.host)
         hosts |= {name.lower() for name in [options.host, *options.allow_hosts]} if hosts else set()
-        guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins)
+        guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins, options.allow_hosts)
         self._outermost: ASGIApp = RequestLog(guard) if options.log_requests else guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -23,13 +23,16 @@ class Guard:
     """Refuses what is not allowed, before anything of a request is read.
 
     keys: one of them is asked for, unless there are none. hosts: names that the Host header may have; empty: any.
-    origins: pages of other sites that may ask.
+    origins: pages of other sites that may ask. own: names whose pages are ours, whatever the Host header says, as many
+    a proxy in front replaces it.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], hosts: Iterable[str], origins: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[str], hosts: Iterable[str], origins: Iterable[str], own: Iterable[str]
+    ) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._hosts, self._origins = frozenset(hosts), frozenset(origins)
+        self._hosts, self._origins, self._own = frozenset(hosts), frozenset(origins), frozenset(map(str.lower, own))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,8 +63,7 @@ class Guard:
 
     def _check_host(self, host: str) -> None:
         """Stops DNS rebinding: a page whose name was pointed to this machine sends its own name as Host."""
-        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
-        if self._hosts and name.strip("[]").lower() not in self._hosts:
+        if self._hosts and _name(host) not in self._hosts:
             raise ApiError(
                 403, "the Host header names another host than this server's; --allow-host NAME adds one", "host"
             )
@@ -70,9 +72,11 @@ class Guard:
         """CORS headers for a page of another site."""
         if not origin or origin in (f"http://{host}", f"https://{host}"):
             return []
-        if origin not in self._origins and "*" not in self._origins:
-            raise ApiError(403, "pages of other sites may not ask; --cors-origin ORIGIN allows one", "origin")
-        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        if origin in self._origins or "*" in self._origins:
+            return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        if _name(re.sub("^https?://", "", origin)) in self._own:
+            return []
+        raise ApiError(403, "pages of other sites may not ask; --cors-origin ORIGIN allows one", "origin")
 
     def _check_key(self, headers: dict[bytes, bytes]) -> bytes | None:
         """The key of the request; None: the server needs none."""
@@ -84,6 +88,12 @@ class Guard:
             found = "is wrong" if given else "is missing"
             raise ApiError(401, f"the API key {found}, expected Authorization: Bearer KEY", "invalid_api_key")
         return given
+
+
+def _name(host: str) -> str:
+    """Of a host, without its port."""
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    return name.strip("[]").lower()
 
 
 def _check_length(headers: dict[bytes, bytes]) -> None:
