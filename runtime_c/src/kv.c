@@ -11,10 +11,23 @@ static uint8_t *row_of(const bn_quantizing *a, size_t row) {
     return (uint8_t *)a->q + row * a->q_stride;
 }
 
+static int all_finite(const float *x, size_t n) {
+    int finite = 1;
+    for (size_t i = 0; i < n; i++)
+        finite &= isfinite(x[i]) != 0;
+    return finite;
+}
+
+/* A half is never infinite, so without the NaN an overflow would become an ordinary number. */
 static void to_f16(const bn_kernels *kernels, const bn_quantizing *a) {
-    for (size_t row = 0; row < a->rows; row++)
-        kernels->bytes.f32_to_f16((uint16_t *)(void *)row_of(a, row), a->x + row * a->x_stride,
-                                  a->n);
+    const uint16_t nan = 0x7E00;
+    for (size_t row = 0; row < a->rows; row++) {
+        const float *x = a->x + row * a->x_stride;
+        uint16_t *y = (uint16_t *)(void *)row_of(a, row);
+        kernels->bytes.f32_to_f16(y, x, a->n);
+        if (!all_finite(x, a->n))
+            y[0] = nan;
+    }
 }
 
 static void to_int8(const bn_kernels *kernels, const bn_quantizing *a) {

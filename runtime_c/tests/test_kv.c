@@ -119,7 +119,8 @@ static void test_ends(void) {
     query[0] = 1;
     for (int which = 0; which < 3; which++) {
         key[70] = which == 0 ? NAN : which == 1 ? INFINITY : -INFINITY;
-        CHECK(isnan(scored(BN_KV_K4V8, 128)));
+        for (int32_t type = 0; type < BN_KV_TYPES; type++)
+            CHECK_MSG(isnan(scored(type, 128)), "%s, case %d", bn_kv_name(type), which);
     }
 }
 
