@@ -491,8 +491,9 @@ BN_API bn_status bn_session_append_prefix(bn_session *session, const int32_t *to
                                           const float *embeddings, int32_t n, bn_logits logits,
                                           float *out);
 
-/* The current row of logits: float[vocab_size], or NULL if there is none. May compute the head
- * first. Valid until the next call on the session. */
+/* The current row of logits: float[vocab_size], or NULL if there is none, or if what they would be
+ * computed from is not finite. May compute the head first. Valid until the next call on the
+ * session. */
 BN_API const float *bn_session_logits(bn_session *session);
 
 /* Append n tokens; out[i] = natural log of the probability of tokens[i] given all before it,

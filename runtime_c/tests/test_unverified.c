@@ -128,13 +128,18 @@ static void expect_numeric(const uint8_t *bytes, size_t size, size_t tensor) {
         for (int32_t type = 0; type < BN_KV_TYPES; type++) {
             const bn_session_options o = {.kv_type = type};
             int32_t token;
+            float scores[5];
             bn_session *s;
             CHECK_EQ(bn_session_new(model, &o, &s), BN_OK);
             bn_status status = bn_session_append(s, tokens, 5, BN_LOGITS_LAST, NULL);
-            if (status == BN_OK)
+            if (status == BN_OK) {
+                CHECK_EQ(bn_session_score(s, tokens, 1, scores), BN_ERR_NUMERIC);
                 status = bn_session_sample(s, NULL, &token);
+            }
             CHECK_MSG(status == BN_ERR_NUMERIC, "%s, cache %d, activation %u, tensor %zu: %d",
                       options.isa, type, activation, tensor, status);
+            CHECK_EQ(bn_session_rewind(s, 0), BN_OK);
+            CHECK_EQ(bn_session_score(s, tokens, 5, scores), BN_ERR_NUMERIC);
             bn_session_free(s);
         }
         bn_model_close(model);

@@ -4,6 +4,7 @@
  */
 #include "batch.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "forward.h"
@@ -104,6 +105,8 @@ static bn_status give_probability(const bn_batch *b) {
         for (size_t r = 0; r < rows; r++) {
             const bn_row *row = &b->w->rows[first + r];
             *row->out = bn_log_probability(&b->m->kernels, scores + r * V, V, row->next);
+            if (!isfinite(*row->out)) /* as a logit is not */
+                return BN_ERR_NUMERIC;
         }
     }
     return give_hidden(b);
