@@ -107,11 +107,12 @@ typedef enum bn_section {
 } bn_section;
 
 typedef enum bn_kv_type {
-    BN_KV_F16 = 0,  /* default: half the memory, error about 5e-4 relative per stored value; one
-                     * beyond ±65504 becomes ±65504 */
+    BN_KV_F16 = 0,  /* default: half the memory, error about 5e-4 relative per stored value, of a
+                     * tiny one up to 3e-8; one beyond ±65504 becomes ±65504 */
     BN_KV_F32 = 1,  /* for comparisons with a reference that keeps fp32 */
     BN_KV_INT8 = 2, /* a quarter of f32 plus a scale; keys, values and queries are quantized like
-                     * activations: error of a value at most 1/254 of the largest in its row */
+                     * activations: error of a value at most 1/254 of the largest in its row, or
+                     * 4e-8 */
     BN_KV_K4V8 = 3, /* values as in int8; keys and queries rotated by a Hadamard matrix, keys then
                      * quantized to 4 bits with a scale per 32: for long texts of large models */
     BN_KV_TYPES = 4 /* number of types */
