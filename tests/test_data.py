@@ -191,6 +191,7 @@ def test_default_is_the_standard_library() -> None:
         ),
         ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
         ({"a.jsonl": '{"chosen": "x", "rejected": "y"}'}, "a.jsonl", r"is a preference .* --preference"),
+        ({"a.jsonl": '{"image": "a", "caption": "x"}'}, "a.jsonl", r"line 1: this is a record of an image.* --vision"),
         ({"a.jsonl": '{"txt": 1}'}, "a.jsonl", r"^[^:]*a.jsonl, line 1: expected an object"),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),

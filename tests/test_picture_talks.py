@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet.data import picture_talks, pictures, tokenizer
+from bitnet.data import conversations as conversations_of_texts
+from bitnet.data import picture_talks, pictures, preferences, tokenizer
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED
 from bitnet.data.pictures import Sight
@@ -157,8 +158,9 @@ def test_conversations_that_are_refused(content: Any, message: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("beside", "answer", "message"),
     [
-        ({"images": ["0.png"]}, "x", 'line 1: "images" stands beside "messages", expected each picture in a part'),
-        ({"image": "0.png"}, "x", 'line 1: "image" stands beside'),
+        ({"images": ["0.png"]}, "x", r'line 1: a text spells <image>, expected a part {"type": "image"} in its place'),
+        ({"images": [{"path": "0.png"}]}, "x", 'line 1: beside "messages" stands .*, expected a list of paths'),
+        ({"images": ["0.png"], "image": "0.png"}, "x", 'line 1: beside "messages" stands'),
         ({}, [{"type": "image", "image": "0.png"}], "line 1: an answer has an image, expected text alone"),
     ],
 )
@@ -168,6 +170,54 @@ def test_pictures_that_stand_elsewhere_are_refused(beside: Any, answer: Any, mes
     file = lines(tmp_path, "talks.jsonl", [asked | beside])
     with pytest.raises(DataError, match=message):
         list(picture_talks.read([file]))
+
+
+def asked(content: Any, beside: dict[str, Any], role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}, {"role": "assistant", "content": "x"}], **beside}
+
+
+def test_pictures_beside_the_messages(tmp_path: Path) -> None:
+    """As data sets of TRL have them: in their places, which may have empty fields, or before the first question."""
+    list(halves(tmp_path, 2))
+    text = {"type": "text", "text": "which?"}
+    own = [{"type": "image", "image": "0.png"}, text, {"type": "image", "image": "1.png"}]
+    place = {"type": "image", "image": None, "text": None}
+    both = {"images": ["0.png", "1.png"]}
+    file = lines(tmp_path, "talks.jsonl", [asked(own, {}), asked([{"type": "image"}, text, place], both)])
+    named, filled = picture_talks.read([file])
+    assert (named.images, named.prefix) == (filled.images, filled.prefix)
+    file = lines(
+        tmp_path,
+        "before.jsonl",
+        [asked([own[0], text], {}), asked("which?", {"images": ["0.png"]}), asked([text], {"image": "0.png"})],
+    )
+    first, *others = picture_talks.read([file])
+    assert all((each.images, each.prefix) == (first.images, first.prefix) for each in others)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (asked([{"type": "image"}], {"images": ["0.png", "1.png"]}), "there are 2 pictures .* and 1 places for them"),
+        (asked("what?", {"images": ["0.png"]}, "system"), "no message of user asks about them"),
+    ],
+)
+def test_pictures_beside_without_a_place_are_refused(record: Any, message: str, tmp_path: Path) -> None:
+    list(halves(tmp_path, 2))
+    with pytest.raises(DataError, match=f"talks.jsonl, line 1: .*{message}"):
+        list(picture_talks.read([lines(tmp_path, "talks.jsonl", [record])]))
+
+
+@pytest.mark.parametrize(
+    "record", [asked([{"type": "image", "image": "0.png"}], {}), asked("what?", {"images": ["0.png"]})]
+)
+def test_a_model_of_texts_is_not_given_pictures(record: Any, tmp_path: Path) -> None:
+    file = lines(tmp_path, "talks.jsonl", [record])
+    with pytest.raises(DataError, match=r"line 1: the conversation has a picture, and the model sees none.* --vision"):
+        list(conversations_of_texts.read([file]))
+    with pytest.raises(DataError, match="line 1: the preference has a picture"):
+        answers = {"prompt": "p", "chosen": record["messages"], "rejected": record["messages"]}
+        list(preferences.read([lines(tmp_path, "p.jsonl", [record | answers])]))
 
 
 def test_a_row_that_does_not_fit_and_a_picture_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

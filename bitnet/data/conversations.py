@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitnet.data import finding
+from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet_runtime.chat import is_message
@@ -69,13 +69,15 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
             f'{where}: {found:.200}; expected an object with "messages", a list that is not empty, of '
             '{"role": "user", "content": "…"}'
         )
-    if not parts:
-        messages = [_joined(message) for message in messages]
-    elif beside := [name for name in ("images", "image") if record.get(name)]:
+    if parts:
+        messages = beside.within(messages, record, where)
+    elif beside.has_pictures(record, messages):
         raise DataError(
-            f'{where}: "{beside[0]}" stands beside "messages", expected each picture in a part of a message: '
-            '{"type": "image", "image": "a.png"}'
+            f"{where}: the conversation has a picture, and the model sees none; take one that does, or give it a "
+            "vision stack with --vision (docs/images.md)"
         )
+    else:
+        messages = [_joined(message) for message in messages]
     if record.get("functions") or any(isinstance(each, dict) and each.get("function_call") for each in messages):
         raise DataError(f'{where}: functions are of an older form, expected "tools", and "tool_calls" in messages')
     kinds = (str, list) if parts else str

@@ -90,6 +90,8 @@ def _instead(record: Any, column: str) -> str:
         return 'this is a preference ("chosen", "rejected"), expected text; give it to bitnet finetune --preference'
     if {"step", "tokens", "seconds"} <= record.keys():
         return "this is the log of a run, expected text; leave it out"
+    if ("image" in record or "images" in record) and column not in record:
+        return "this is a record of an image, expected text; a model learns it that has a vision stack, see --vision"
     if column in record:
         found = "null" if record[column] is None else type(record[column]).__name__
         return f'"{column}" is {found}, expected a string; leave such rows out'

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bitnet.data import beside
 from bitnet.data.conversations import Conversation, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dialogues import Encoder
@@ -49,6 +50,9 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
             if isinstance(record, dict)
             else [None] * 3
         )
+        said = [message for part in (prompt, chosen, rejected) if isinstance(part, list) for message in part]
+        if isinstance(record, dict) and beside.has_pictures(record, said):
+            raise DataError(f"{where}: the preference has a picture, and --preference is for text alone; leave it out")
         if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str) and "prompt" in record:
             yield _of_texts(prompt, chosen, rejected, where)
         elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
