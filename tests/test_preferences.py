@@ -96,6 +96,10 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
         ({"prompt": [ASKED, GOOD, ASKED], "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]}, "has the weight 0"),
         ({"chosen": [ASKED, GOOD], "rejected": [{"role": "user", "content": "ho"}, BAD]}, "differ before their last"),
         ({"chosen": [ASKED, GOOD, ASKED], "rejected": [ASKED, GOOD, ASKED]}, "the last message is of 'user'"),
+        (
+            {"prompt": [{"role": "system", "content": "be brief"}, ASKED], "chosen": [ASKED, GOOD], "rejected": [BAD]},
+            '"prompt" ends with a message of user, and "chosen" begins with one',
+        ),
         ({"prompt": "\ud800", "chosen": "y", "rejected": "z"}, "half of a surrogate pair"),
     ],
 )

@@ -70,6 +70,11 @@ def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any]
     repeated = all(side[: len(prompt)] == prompt for side in (chosen, rejected))
     before = prompt if isinstance(prompt, list) and not repeated else []
     first = chosen[0] if chosen else None
+    if before and all(isinstance(each, dict) and each.get("role") == "user" for each in (before[-1], first)):
+        raise DataError(
+            f'{where}: "prompt" ends with a message of user, and "chosen" begins with one; expected answers alone, or '
+            "all messages of the prompt before each of them"
+        )
     if isinstance(prompt, str) and isinstance(first, dict) and first.get("role") == "assistant":
         before = [{"role": "user", "content": prompt}]
     sides = [conversation({"messages": before + side, "tools": tools}, where) for side in (chosen, rejected)]
