@@ -91,7 +91,10 @@ def _check_data(settings: Any) -> None:
         if settings.chat and getattr(settings, name):
             raise ValueError(f"{flag_of(name)} is for text, and --chat is given; leave one of them out")
     if settings.freeze_vision and not settings.vision:
-        raise ValueError("freeze_vision is given without a trained vision stack; add --vision")
+        raise ValueError(
+            "freeze_vision keeps the stack that --vision names, and it names none; add it, for that of SRC as "
+            "--vision SRC"
+        )
 
 
 def _check_conversion(settings: Any) -> None:
