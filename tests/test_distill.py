@@ -272,6 +272,12 @@ def test_relations_have_the_share_asked_for() -> None:
     assert distill.weights(Settings(), {}) == {"cross_entropy": 1.0}
 
 
+def test_a_term_that_is_added_by_a_resume_is_measured_first() -> None:
+    settings = Settings(source="x", quantize_warmup=0.5, distill_relations=0.2, distill_features=0.1)
+    found = distill.weights(settings, {"cross_entropy": 4.0, "relations": 0.5})
+    assert found == {"cross_entropy": pytest.approx(0.7), "relations": 0.2 * 4.0 / 0.5, "features": 0.0}
+
+
 def test_running_means() -> None:
     sizes: dict[str, float] = {}
     for value in [2.0, *[4.0] * 200]:

@@ -165,7 +165,8 @@ def balanced(settings: Settings) -> dict[str, float]:
 def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
     """The weight of each term of the loss.
 
-    sizes: running means of the terms (`running_means`); empty before the first step, which only measures.
+    sizes: running means of the terms (`running_means`); the first step with a term, perhaps after a resume, only
+    measures it.
     The divergence needs no balancing: its gradient is a difference of probabilities, like that of the
     cross-entropy. Relations and features have other units, so their shares are relative to measured sizes.
     """
@@ -173,7 +174,7 @@ def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
     if settings.distill:
         weights["divergence"] = settings.distill
     for name, share in balanced(settings).items():
-        weights[name] = share * sizes["cross_entropy"] / max(sizes[name], LEARNT) if sizes else 0.0
+        weights[name] = share * sizes["cross_entropy"] / max(sizes[name], LEARNT) if name in sizes else 0.0
     return weights
 
 
