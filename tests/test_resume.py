@@ -118,6 +118,7 @@ def test_a_checkpoint_of_an_earlier_version(
         (["--data", __file__], "was trained on other text, or with another --validation"),
         (["--mixture", __file__], "a resumed run keeps its text, which --mixture would change; start another"),
         (["--fim", "0.5"], "a resumed run keeps its tokenizer, which has no tokens for --fim; start another"),
+        (["--documents"], "documents is True, but a resumed run keeps its documents, False; start another"),
         (["--validation", "0.3"], "was trained on other text, or with another --validation"),
     ],
 )
