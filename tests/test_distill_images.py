@@ -16,9 +16,10 @@ from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.source_settings import of_source
-from bitnet.train import source_model
+from bitnet.train import objectives, source_model
 from bitnet.train.distill import Distillation
 from bitnet.train.distill_images import divergence_of_pairs, lacking
+from bitnet.train.errors import TrainingError
 from bitnet.train.source_model import SourceModelError, Start
 from picture_data import captions, questions
 from training import bitnet, losses
@@ -160,6 +161,19 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
 def test_teachers_that_are_refused(teacher: ModelConfig, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceModelError, match=message):
         distillation(start(teacher, words=teacher.input != "images"), student(start(PALIGEMMA)), **options)
+
+
+@pytest.mark.parametrize("options", [{"lora": 2}, {"vision": "y", "freeze_vision": True}])
+def test_features_of_a_stack_that_stays_are_not_learnt(options: dict[str, Any]) -> None:
+    more: dict[str, Any] = {"optimizer": "adamw", "source": "x", "quantize_warmup": 0.0, "distill_features": 0.3}
+    with pytest.raises(TrainingError, match="--distill-features is of the vision stack, which stays as it is"):
+        objectives.check(Settings(**more, **options), PALIGEMMA)
+
+
+def test_a_draft_alone_is_named_as_it_was_asked_for() -> None:
+    asked = Settings(source="x", quantize_warmup=0.0, draft=True, draft_only=True)
+    with pytest.raises(TrainingError, match="but --draft-only is for causal models of the next token"):
+        objectives.check(asked, PALIGEMMA)
 
 
 # ---- runs ----

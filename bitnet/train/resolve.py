@@ -34,8 +34,7 @@ KEPT = (
     "preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision", "draft", "draft_only",
     "self_written", "lora", "lora_linears", "documents",
 )  # fmt: skip
-"""Options that a resumed run cannot change: model, vocabulary, first weights, objective and what a token sees follow
-from them."""
+"""Options that a resumed run cannot change: model, vocabulary, first weights, objective and masks follow from them."""
 
 
 def resolve(
