@@ -100,6 +100,7 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
             {"prompt": [{"role": "system", "content": "be brief"}, ASKED], "chosen": [ASKED, GOOD], "rejected": [BAD]},
             '"prompt" ends with a message of user, and "chosen" begins with one',
         ),
+        ({"system": "be brief", "prompt": "hi", "chosen": "y", "rejected": "n"}, '"system" stands beside the answers'),
         ({"prompt": "\ud800", "chosen": "y", "rejected": "z"}, "half of a surrogate pair"),
     ],
 )

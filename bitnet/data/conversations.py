@@ -69,6 +69,11 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
             f'{where}: {found:.200}; expected an object with "messages", a list that is not empty, of '
             '{"role": "user", "content": "…"}'
         )
+    if record.get("system"):  # as in Anthropic's API
+        raise DataError(
+            f'{where}: "system" stands beside the messages and would not be learnt, expected it as the first message: '
+            '{"role": "system", "content": "…"}'
+        )
     if parts:
         messages = beside.within(messages, record, where)
     elif beside.has_pictures(record, messages):

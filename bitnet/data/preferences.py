@@ -53,6 +53,8 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
         said = [message for part in (prompt, chosen, rejected) if isinstance(part, list) for message in part]
         if isinstance(record, dict) and beside.has_pictures(record, said):
             raise DataError(f"{where}: the preference has a picture, and --preference is for text alone; leave it out")
+        if isinstance(record, dict) and record.get("system"):
+            raise DataError(f'{where}: "system" stands beside the answers and would be lost; write it into the prompt')
         if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str) and "prompt" in record:
             yield _of_texts(prompt, chosen, rejected, where)
         elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
