@@ -46,5 +46,6 @@ def of_source(
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
-    within = {name: {"dropout": 0.0} for name in ("draft", "vision") if getattr(config, name)}
+    stacks = {"draft": config.draft, "vision": config.vision}
+    within = {name: stack.replace(dropout=0.0) for name, stack in stacks.items() if stack}
     return config.replace(dropout=0.0, **within)

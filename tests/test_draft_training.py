@@ -109,6 +109,18 @@ def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -
     assert Checkpoint.open(tmp_path / "other").config.draft is None
 
 
+def test_a_model_with_a_draft_goes_on(joint: Path, text: Path, tmp_path: Path) -> None:
+    """The draft by itself, from where it is; and preferences without it."""
+    few = ("--steps", 1, "--lr", 1e-9, "--threads", 1)
+    assert run("finetune", joint, "--draft-only", "--data", text, "--out", tmp_path / "alone", *few) == 0
+    before, after = weights(joint / "step-000020", draft=True), weights(tmp_path / "alone" / "step-000001", draft=True)
+    assert before.keys() == after.keys() and all(torch.allclose(before[name], after[name], atol=1e-6) for name in after)
+    wishes = tmp_path / "wishes.jsonl"
+    wishes.write_text("".join(f'{{"prompt": "{i}", "chosen": " yes", "rejected": " no"}}\n' for i in range(40)))
+    assert run("finetune", joint, "--preference", wishes, "--out", tmp_path / "polite", *few) == 0
+    assert Checkpoint.open(tmp_path / "polite").config.draft is None
+
+
 def test_a_draft_learns_from_the_text_of_the_run(
     plain: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
