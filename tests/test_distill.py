@@ -53,7 +53,7 @@ def tokens(rows: int = 4, length: int = 24) -> Tensor:
 def test_a_teacher_with_another_tokenizer() -> None:
     source = start()
     other = tokenizer.build("char", ["xyz"], 300)
-    with pytest.raises(source_model.SourceModelError, match="expected a teacher with the same tokenizer"):
+    with pytest.raises(source_model.SourceModelError, match="in the source there is no such token; expected a teacher"):
         distill.Distillation(
             source, Settings(device="cpu", source="x", quantize_warmup=0.5, distill=0.5), student(source), other
         )

@@ -190,7 +190,7 @@ def test_a_packed_file_is_measured_without_a_prefix(
         (("--set", "input=embeddings"), "input is embeddings, and text has none; add --set input=tokens"),
         (
             ("--set", "adapter_rank=2", "--set", 'adapters=["q"]'),
-            "this is not trained yet: adapters with their model",
+            "the model has adapters, which are not trained together with it; begin with a model without them",
         ),
     ],
 )

@@ -148,8 +148,8 @@ def _reads_otherwise(start: Start, words: Tokenizer, context: int) -> str:
     other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
     if other is not None:
         return (
-            f": its token {other!r:.40} has the id {theirs[other]}, that of the source {ours.get(other)}; "
-            "expected a teacher with the same tokenizer"
+            f": its token {other!r:.40} has the id {theirs[other]}, in the source "
+            f"{ours.get(other, 'there is no such token')}; expected a teacher with the same tokenizer"
         )
     if context > start.config.max_context:
         return f" takes {start.config.max_context:,} tokens, a sequence has {context:,}; lower --context"

@@ -209,7 +209,10 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     if problems := not_yet(config):
         raise TrainingError("this is not trained yet: " + "; ".join(problems))
     if config.adapters and not settings.lora:
-        raise TrainingError("this is not trained yet: adapters with their model; bitnet finetune SRC --lora RANK")
+        raise TrainingError(
+            "the model has adapters, which are not trained together with it; begin with a model without them, and for "
+            "adapters take bitnet finetune SRC --lora RANK"
+        )
     objectives.check(settings, config)
     if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
         raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
