@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
+from bitnet_cli import command as cli
 from bitnet_cli.command import build_parser
 from command import bitnet
 from docs_text import Block, blocks, commands, commands_of, inline_code, links, prose, sentences, slug, words
@@ -200,6 +201,12 @@ def test_the_table_of_sampling_has_the_defaults() -> None:
         option = re.findall(r"`(.*?)`", options)[-1]
         described = re.search(rf"{option}\b.*?\(default:\s+(.*?)\)", shown, re.DOTALL)
         assert described and described[1] == default, option
+
+
+def test_the_page_names_every_exit_code() -> None:
+    told = re.search(r"Exit codes: (.*?)\.", cli.__doc__ or "", re.DOTALL)
+    (row,) = re.findall(r"^\| exit code \| (.*) \|$", read("docs/command-line.md"), re.MULTILINE)
+    assert told and {*re.findall(r"\d+", told[1])} == {*re.findall(r"\d+", row)}
 
 
 # ---- programs ----
