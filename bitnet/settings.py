@@ -114,7 +114,7 @@ class Settings:
     quantize_warmup: float = option(
         0.7,
         "share of the run, or number of tokens, in which weights and activations change from float to quantized; "
-        "finetune: 0.5 at most",
+        "as a share 0.9 at most, in finetune 0.5",
     )
     beta: float = option(
         0.1,

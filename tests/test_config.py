@@ -123,6 +123,15 @@ def test_the_comment_of_a_field_may_be_on_any_of_its_lines() -> None:
         reference.comments_of("    # above it\n    c: int = 1\n")
 
 
+@pytest.mark.parametrize(("source", "most", "told"), [("", 0.9, "a share 0.9 at most"), ("x", 0.5, "finetune 0.5")])
+def test_the_largest_share_of_quantize_warmup_is_told(source: str, most: float, told: str) -> None:
+    (field,) = [field for field in dataclasses.fields(Settings) if field.name == "quantize_warmup"]
+    assert told in field.metadata["help"]
+    Settings(source=source, quantize_warmup=most)
+    with pytest.raises(ValueError, match=rf"quantize_warmup is .*, expected 0 to {most}"):
+        Settings(source=source, quantize_warmup=most + 0.01)
+
+
 def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
     written = (Path(__file__).parents[1] / "docs/options.md").read_text(encoding="utf-8")
     assert written == reference.page(), "run python -m bitnet.reference > docs/options.md"
