@@ -43,6 +43,12 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/precision.md", "| the weights turn ternary | 250,000", ("recipe-when",)),
     ("docs/server.md", "| clients | 1 | 2 |", ("serving-bitnet-2b4t", "serving-2m")),
 ]
+COMMANDS = [  # page, script, page of results
+    ("docs/precision.md", "qat_gap", "qat_gap-1m"),
+    ("docs/precision.md", "recipe", "recipe"),
+    ("docs/train.md", "versus_trainers", "versus_trainers"),
+]
+"""Commands that a page shows for its figures, which depend on the tokens that models learn from."""
 OF_THEIR_OWN = {"50,000", "128", "224", "256"}
 """How much was measured, and what no page of results has."""
 
@@ -74,3 +80,10 @@ def test_figures_are_those_of_the_results(name: str, begins: str, results: tuple
     exact = [number for number in shown if len(re.sub(r"\D|^0\.0*", "", number)) >= 3 and "e" not in number]
     wrong = [number for number in exact if number not in OF_THEIR_OWN and not is_rounding_of(number, found)]
     assert exact and not wrong, f"{name} has {wrong}, which {', '.join(results)} have not"
+
+
+@pytest.mark.parametrize(("name", "script", "results"), COMMANDS)
+def test_a_command_of_a_page_is_that_of_its_figures(name: str, script: str, results: str) -> None:
+    pattern = rf"python benchmarks/{script}\.py\b[^`#\n]* --tokens (\d+)"
+    shown, made = (re.search(pattern, path.read_text()) for path in (ROOT / name, RESULTS / f"{results}.md"))
+    assert shown and made and shown[1] == made[1]
