@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
+import bitnet_runtime
 from bitnet_cli import command as cli
 from bitnet_cli.command import build_parser
+from bitnet_runtime.defaults import FIELDS
 from command import bitnet
 from docs_text import Block, blocks, commands, commands_of, inline_code, links, prose, sentences, slug, words
 
@@ -218,6 +220,15 @@ def test_variables_of_the_environment_are_on_a_page() -> None:
     assert "BITNET_ISA" in found
     pages = "".join(map(read, NAMES))
     assert [name for name in found - {"LOCAL_RANK", "TERM", "RAYON_NUM_THREADS"} if f"`{name}" not in pages] == []
+
+
+def test_the_page_of_python_names_all_options_errors_and_facts() -> None:
+    page = read("docs/python.md") + read("docs/structured.md")
+    errors = {name for name in bitnet_runtime.__all__ if name.endswith("Error")}
+    assert [name for name in {*FIELDS, *errors} if f"`{name}`" not in page] == []
+    (facts,) = re.findall(r"## What a model says of itself\n(.*?)\n## ", page, re.DOTALL)
+    named = re.findall(r"`m\.(\w+)", facts)
+    assert len(named) >= 10 and [name for name in named if not hasattr(bitnet_runtime.Model, name)] == []
 
 
 # ---- programs ----
