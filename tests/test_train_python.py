@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 import bitnet as package
+import bitnet_export
 from bitnet import BitLinear, ModelConfig, Transformer, fit, load, save
 from bitnet.data import tokenizer
 from bitnet.train import loop, saving
@@ -264,4 +265,6 @@ def test_the_page(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ran[0] = ran[0].replace("steps=200", "steps=2, batch=2, threads=1")
     for text in ran:
         exec(compile(text, "docs/train-python.md", "exec"), {})
-    assert len(ran) == 4 and (tmp_path / "own.bitnet").is_file()
+    assert len(ran) == 5 and (tmp_path / "own.bitnet").is_file()
+    parts = {"Encoded", "Key", "Record", "Repacked", "Report", "expected_tensors", "write_packed"}
+    assert [name for name in bitnet_export.__all__ if name not in parts and name not in page] == []
