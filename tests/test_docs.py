@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,6 +230,12 @@ def test_the_page_of_python_names_all_options_errors_and_facts() -> None:
     (facts,) = re.findall(r"## What a model says of itself\n(.*?)\n## ", page, re.DOTALL)
     named = re.findall(r"`m\.(\w+)", facts)
     assert len(named) >= 10 and [name for name in named if not hasattr(bitnet_runtime.Model, name)] == []
+
+
+def test_the_table_of_a_run_folder_is_whole(finished: Path) -> None:
+    (table,) = re.findall(r"## What is in a run folder\n(.*?)\n## ", read("docs/train.md"), re.DOTALL)
+    told = [name.replace("NNNNNN", "*") for row in table.splitlines() for name in inline_code(row.split(" | ")[0])]
+    assert [file.name for file in finished.iterdir() if not any(fnmatch(file.name, name) for name in told)] == []
 
 
 # ---- programs ----
