@@ -237,3 +237,9 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert json.loads(bitnet("verify-receipt", path, file, "--json").stdout)["token"] == 7
     endless = bitnet("verify-receipt", path, "/dev/zero", "--quiet")
     assert (endless.returncode, "expected at most 67,108,864" in endless.stderr) == (1, True)
+
+
+def test_the_page_names_all_fields(model: Model) -> None:
+    page = (Path(__file__).parent.parent / "docs/receipts.md").read_text(encoding="utf-8")
+    receipt = model.generate("ab", max_tokens=1, receipt=True).receipt
+    assert receipt and [name for name in json.loads(receipt.to_json()) if f"`{name}`" not in page] == []
