@@ -128,6 +128,23 @@ def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
     assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | nothing)[0] == 200
 
 
+def test_what_one_path_alone_passes_over_is_told_with_the_path(serving: Serving) -> None:
+    docs = " ".join((Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8").split())
+    only = {
+        "/v1/responses": {"input": "x", "max_output_tokens": 1, "reasoning": {"effort": "low"}},
+        "/v1/messages": {
+            "messages": MESSAGES, "max_tokens": 1, "output_config": {"effort": "low"}, "context_management": {},
+            "inference_geo": "eu",
+        },
+    }  # fmt: skip
+    for path, body in only.items():
+        told = docs.partition(f"; in `{path}` ")[2].partition(";")[0]
+        passed_over = [name for name in body if f"`{name}`" in told]
+        assert passed_over and post(serving, path, body)[0] == 200
+        for name in passed_over:
+            assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1, name: body[name]})[0] == 400, name
+
+
 def test_an_address_with_and_without_v1(serving: Serving) -> None:
     """A client that was given another address than it expects is told so."""
     for asked, meant in (("/chat/completions", CHAT), ("/v1/v1/messages", "/v1/messages"), ("/v1/metrics", "/metrics")):
