@@ -31,6 +31,8 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
 VOCABULARY, CONTEXT = 301, 50
@@ -75,6 +77,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     ),
     "roberta": lambda: RobertaModel(RobertaConfig(**_SIZES, pad_token_id=4)),
     "roberta, masked": lambda: RobertaForMaskedLM(RobertaConfig(**_SIZES)),
+    "roberta, many languages": lambda: XLMRobertaModel(XLMRobertaConfig(**_SIZES)),
 }  # fmt: skip
 
 

@@ -238,24 +238,6 @@ def test_the_table_of_a_run_folder_is_whole(finished: Path) -> None:
     assert [file.name for file in finished.iterdir() if not any(fnmatch(file.name, name) for name in told)] == []
 
 
-LIMITS = [
-    ("data", "The share is from 0.5 to 1.", "bitnet_cli/verbs/tokenize.py", "0.5 <= args.near_duplicates <= 1"),
-    ("drafts", "a vocabulary of 65,536 tokens or more", "runtime_c/src/session/guess.c", "LEAST = 32768"),
-    ("python", "64 MB and 16 bytes for each byte", "python_bindings/bitnet_runtime/chat.py", "\nBYTES = 16 "),
-    ("server", "kept for a while: up to 16,", "python_bindings/bitnet_serve/sessions.py", "\nMOST = 16 "),
-    ("server", "a quarter of `--max-cache`", "python_bindings/bitnet_serve/application.py", "0.25 * options.reuse"),
-    ("server", "models with `mask=prefix` are", "python_bindings/bitnet_serve/sessions.py", '.mask != "causal"'),
-    ("several-machines", '`{"prompt": "…"}` gets a `text`', "python_bindings/examples/ray_batch.py", '{"prompt": "…"}'),
-    ("watch", "more than 200 million", "bitnet/report/output.py", "\nLARGEST = 200_000_000 "),
-]
-"""Page, what it says, and where the code has it: whoever changes one has to look at the other."""
-
-
-@pytest.mark.parametrize(("name", "told", "source", "code"), LIMITS)
-def test_limits_on_the_pages_are_those_of_the_code(name: str, told: str, source: str, code: str) -> None:
-    assert told in " ".join(read(f"docs/{name}.md").split()) and code in read(source)
-
-
 # ---- programs ----
 
 

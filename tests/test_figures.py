@@ -1,4 +1,4 @@
-"""Figures that the docs take from benchmarks/results are the ones there, rounded."""
+"""Figures that the docs take from benchmarks/results are the ones there, rounded; limits are those of the code."""
 
 from __future__ import annotations
 
@@ -87,3 +87,27 @@ def test_a_command_of_a_page_is_that_of_its_figures(name: str, script: str, resu
     pattern = rf"python benchmarks/{script}\.py\b[^`#\n]* --tokens (\d+)"
     shown, made = (re.search(pattern, path.read_text()) for path in (ROOT / name, RESULTS / f"{results}.md"))
     assert shown and made and shown[1] == made[1]
+
+
+LIMITS = [
+    ("data", "The share is from 0.5 to 1.", "bitnet_cli/verbs/tokenize.py", "0.5 <= args.near_duplicates <= 1"),
+    ("drafts", "a vocabulary of 65,536 tokens or more", "runtime_c/src/session/guess.c", "LEAST = 32768"),
+    ("encoders", "RoBERTa and XLM-RoBERTa with", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
+    ("families", "RoBERTa, XLM-RoBERTa |", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
+    ("finetune", "RoBERTa, XLM-RoBERTa |", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
+    ("python", "64 MB and 16 bytes for each byte", "python_bindings/bitnet_runtime/chat.py", "\nBYTES = 16 "),
+    ("server", "kept for a while: up to 16,", "python_bindings/bitnet_serve/sessions.py", "\nMOST = 16 "),
+    ("server", "a quarter of `--max-cache`", "python_bindings/bitnet_serve/application.py", "0.25 * options.reuse"),
+    ("server", "models with `mask=prefix` are", "python_bindings/bitnet_serve/sessions.py", '.mask != "causal"'),
+    ("several-machines", '`{"prompt": "…"}` gets a `text`', "python_bindings/examples/ray_batch.py", '{"prompt": "…"}'),
+    ("tools", "At most 128 tools", "python_bindings/bitnet_runtime/tools.py", "\nMOST = 128 "),
+    ("tools", "at most 16 calls", "python_bindings/bitnet_runtime/dialects.py", "\nTOGETHER = 16 "),
+    ("watch", "more than 200 million", "bitnet/report/output.py", "\nLARGEST = 200_000_000 "),
+]
+"""Page, what it says, and where the code has it: whoever changes one has to look at the other."""
+
+
+@pytest.mark.parametrize(("name", "told", "source", "code"), LIMITS)
+def test_limits_on_the_pages_are_those_of_the_code(name: str, told: str, source: str, code: str) -> None:
+    page, program = ((ROOT / path).read_text(encoding="utf-8") for path in (f"docs/{name}.md", source))
+    assert told in " ".join(page.split()) and code in program
