@@ -90,6 +90,7 @@ def test_a_command_of_a_page_is_that_of_its_figures(name: str, script: str, resu
 
 
 LIMITS = [
+    ("convert", "| Q8_0, F16 or F32 (`--head`) |", "bitnet_cli/verbs/convert.py", '.get(args.head, "Q8_0")'),
     ("data", "The share is from 0.5 to 1.", "bitnet_cli/verbs/tokenize.py", "0.5 <= args.near_duplicates <= 1"),
     ("drafts", "a vocabulary of 65,536 tokens or more", "runtime_c/src/session/guess.c", "LEAST = 32768"),
     ("encoders", "RoBERTa and XLM-RoBERTa with", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
@@ -102,6 +103,7 @@ LIMITS = [
     ("several-machines", '`{"prompt": "…"}` gets a `text`', "python_bindings/examples/ray_batch.py", '{"prompt": "…"}'),
     ("tools", "At most 128 tools", "python_bindings/bitnet_runtime/tools.py", "\nMOST = 128 "),
     ("tools", "at most 16 calls", "python_bindings/bitnet_runtime/dialects.py", "\nTOGETHER = 16 "),
+    ("train", "no other file.", "export/bitnet_export/packed/writer.py", "exists and {what}"),
     ("watch", "more than 200 million", "bitnet/report/output.py", "\nLARGEST = 200_000_000 "),
 ]
 """Page, what it says, and where the code has it: whoever changes one has to look at the other."""
