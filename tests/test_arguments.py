@@ -170,7 +170,7 @@ def test_a_choice_without_logits_says_what_is_missing(model: Model) -> None:
     with model.session() as session:
         for _ in range(2):
             for choose in (session.sample, lambda: session.advance(sampler)):
-                with pytest.raises(StateError, match=f"no logits behind position {session.position} .*append a token"):
+                with pytest.raises(StateError, match=f"no logits after position {session.position} .*append a token"):
                     choose()
             session.append([1, 2])
             session.sample()

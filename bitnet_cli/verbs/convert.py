@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sparse",
         choices=("on", "off"),
-        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0; for "
+        help="store up and down so that the engine reads only rows and columns that are not multiplied by 0; for "
         "models with relu² [off]",
     )
     parser.add_argument(

@@ -43,7 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what to measure; none: the validation text of the run",
     )
-    text.add_argument("--column", metavar="NAME", help="of lines and rows, with the text; none: as trained, or text")
+    text.add_argument(
+        "--column", metavar="NAME", help="field of lines and rows that holds the text; none: as trained, or text"
+    )
     text.add_argument("--tokens", type=int, default=0, metavar="N", help="at most this many, or one window; 0: all [0]")
     text.add_argument("--context", type=int, default=0, metavar="N", help="tokens of a window; 0: as trained [0]")
     text.add_argument(
@@ -61,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     tasks.add_argument("--fewshot", type=int, metavar="N", help="solved examples before each question; none: by task")
     tasks.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="questions of each task, the first; 0: all [0]"
+        "--limit", type=int, default=0, metavar="N", help="questions of each task, the first ones; 0: all [0]"
     )
     tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
 

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sparse",
         choices=("auto", "on", "off"),
         default="auto",
-        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0: "
+        help="store up and down so that the engine reads only rows and columns that are not multiplied by 0: "
         "where relu² makes enough zeros, or as a packed file has it [auto]",
     )
     parser.add_argument(

@@ -21,11 +21,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--attention", metavar="TEXT",
-        help="draw instead how much each token of a text attends to each other, layer by layer and head by head",
+        help="draw instead how much each token of a text attends to every other, layer by layer and head by head",
     )  # fmt: skip
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what the sample of text begins with")
     parser.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="N", help=f"of the sample; 0: no sample [{TOKENS}]"
+        "--tokens", type=int, default=TOKENS, metavar="N", help=f"tokens of the sample; 0: no sample [{TOKENS}]"
     )
 
 

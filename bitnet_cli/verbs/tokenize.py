@@ -19,22 +19,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "Turn text into token ids once. `bitnet train --data FOLDER` maps them, without reading the text again; so do "
         "`bitnet finetune` and `bitnet eval` with the same tokenizer."
     )
-    parser.add_argument("folder", metavar="FOLDER", help="to make")
+    parser.add_argument("folder", metavar="FOLDER", help="new or empty folder to write")
     parser.add_argument(
-        "--data", nargs="+", action="extend", default=[], metavar="NAME", help="text, as of bitnet train"
+        "--data", nargs="+", action="extend", default=[], metavar="NAME", help="text, as for bitnet train"
     )
     parser.add_argument(
-        "--column", default=USUAL.column, metavar="NAME", help="of lines and rows, with the text [text]"
+        "--column", default=USUAL.column, metavar="NAME", help="the field of a line or row that holds the text [text]"
     )
     parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="X", help="share held out [0.05]")
-    parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="NAME", help="as of bitnet train [bpe]")
+    parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="NAME", help="as for bitnet train [bpe]")
     parser.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="tokens of a new tokenizer [2048]")
     parser.add_argument(
         "--fim", action="store_true", help="give a new tokenizer the tokens that `bitnet train --fim` needs"
     )
     parser.add_argument(
         "--near-duplicates", type=float, default=0.0, metavar="X",
-        help="leave out documents that share this part of all five-word runs with one before; usual: 0.8; 0: off [0]",
+        help="leave out documents that share this part of all five-word runs with an earlier one, 0.5 to 1; "
+        "usual: 0.8; 0: off [0]",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

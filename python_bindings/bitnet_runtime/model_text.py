@@ -139,7 +139,7 @@ class ModelText(ModelImages):
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
         """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start
-        token, the text, and a line break, also behind one of its own.
+        token, the text, and a line break, even after one of its own.
         """
         seen = self._require_image_token()
         if type(n_images) is not int or n_images < 0:

@@ -112,13 +112,13 @@ class Session(SessionInput):
         """`_check` of a call that chooses from the logits."""
         if status == lib.BN_ERR_STATE and self.logits is None:
             raise StateError(
-                f"there are no logits behind position {self.position} to choose a token from; append a token first, "
+                f"there are no logits after position {self.position} to choose a token from; append a token first, "
                 "as after rewind, and not with logits='none'"
             )
         self._check(status)
 
     def guess(self, sampler: Sampler, token: int, most: int) -> list[tuple[int, float]]:
-        """What the model's draft guesses to come behind `token`, were that the next: up to `most` tokens, each with
+        """What the model's draft guesses to come after `token`, if that were the next: up to `most` tokens, each with
         the probability that it gives it. Nothing is appended."""
         struct, token = struct_of(sampler), whole("token", token, 0, self._vocab_size - 1)
         most = whole("most", most, 0, MOST)

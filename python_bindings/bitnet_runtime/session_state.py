@@ -111,7 +111,7 @@ class SessionState(Closing, Unique):
 
     def repeat(self, n: int) -> None:
         """For measurements at a depth that takes long to compute: hold n tokens, the first 64 of those held again and
-        again. Their keys and values are copied, so a step reads as much memory as behind any text of n tokens; what
+        again. Their keys and values are copied, so a step reads as much memory as after any text of n tokens; what
         the model then says means nothing."""
         with self._lock:
             handle = self._open
@@ -181,7 +181,7 @@ class SessionState(Closing, Unique):
             return list(ffi.unpack(lib.bn_session_tokens(handle.pointer), n)) if n else []
 
     def _digests(self, first: int, n: int) -> list[int]:
-        """Hashes of the states behind the last layer, of n tokens from one on; 0 of those without logits."""
+        """Hashes of the states after the last layer, of n tokens from one on; 0 of those without logits."""
         with self._lock:
             handle = self._open
             return list(ffi.unpack(lib.bn_session_digests(handle.pointer) + first, n))
@@ -211,7 +211,7 @@ class SessionState(Closing, Unique):
 
     @property
     def skipped_bytes(self) -> int:
-        """Bytes of weights that the tokens computed here did not need, because all of them are multiplied with 0;
+        """Bytes of weights that the tokens computed here did not need, because all of them are multiplied by 0;
         of models whose FFN is stored by lines (`bitnet export --sparse`)."""
         with self._lock:
             handle = self._open
