@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,12 @@ def test_a_command_of_a_page_is_that_of_its_figures(name: str, script: str, resu
     pattern = rf"python benchmarks/{script}\.py\b[^`#\n]* --tokens (\d+)"
     shown, made = (re.search(pattern, path.read_text()) for path in (ROOT / name, RESULTS / f"{results}.md"))
     assert shown and made and shown[1] == made[1]
+
+
+def test_the_page_of_benchmarks_names_them_all() -> None:
+    names = [path.name for path in (ROOT / "benchmarks").iterdir() if path.suffix in (".py", ".c")]
+    named = re.findall(r"[\w*]+\.(?:py|c)\b", (ROOT / "benchmarks/README.md").read_text(encoding="utf-8"))
+    assert [name for name in names if not any(fnmatch(name, each) for each in named)] == []
 
 
 LIMITS = [
