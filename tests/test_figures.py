@@ -112,6 +112,7 @@ LIMITS = [
     ("tools", "at most 16 calls", "python_bindings/bitnet_runtime/dialects.py", "\nTOGETHER = 16 "),
     ("train", "no other file.", "export/bitnet_export/packed/writer.py", "exists and {what}"),
     ("watch", "more than 200 million", "bitnet/report/output.py", "\nLARGEST = 200_000_000 "),
+    ("why-fast", "are more than 256 together", "runtime_c/src/screen.h", "BN_SCREEN_MOST = 256 "),
 ]
 """Page, what it says, and where the code has it: whoever changes one has to look at the other."""
 
