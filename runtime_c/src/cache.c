@@ -83,68 +83,45 @@ size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
 
 /* --- positions as bytes --- */
 
-/* Copy the words of a key between a tile, where 16 keys interleave, and contiguous bytes. */
-static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint8_t *out,
-                     const uint8_t *in) {
-    const size_t word = kv->word, words = bn_kv_words(kv, E);
-    uint8_t *place = tile + lane * word;
-    for (size_t i = 0; i < words; i++, place += BN_LANES * word)
-        if (in)
-            memcpy(place, in + i * word, word);
+/* Contiguous bytes to copy to, or to copy from; the other is NULL. */
+typedef struct copying {
+    uint8_t *out;
+    const uint8_t *in;
+} copying;
+
+/* Copy n words that are `step` bytes apart in the cache. */
+static inline void move(copying *c, uint8_t *place, size_t word, size_t n, size_t step) {
+    for (size_t i = 0; i < n; i++, place += step)
+        if (c->in)
+            memcpy(place, c->in, word), c->in += word;
         else
-            memcpy(out + i * word, place, word);
+            memcpy(c->out, place, word), c->out += word;
 }
 
-/* The same for the bytes of a value, which interleave with the others of its group. */
-static void move_value(const bn_cache_part *part, uint8_t *group, size_t slot, uint8_t *out,
-                       const uint8_t *in) {
-    uint8_t *place = group + slot % part->group;
-    for (size_t i = 0; i < part->value; i++, place += part->group)
-        if (in)
-            *place = in[i];
-        else
-            out[i] = *place;
-}
-
-static void move_bytes(void *place, size_t n, uint8_t *out, const uint8_t *in) {
-    memcpy(in ? place : out, in ? in : place, n);
-}
-
-/* Copy all heads of a position to `out` or from `in`. */
-static void move_position(const bn_cache *cache, const bn_config *c, const bn_cache_part *part,
-                          size_t position, uint8_t *out, const uint8_t *in) {
-    const bn_kv *kv = &bn_kv_types[cache->type];
-    const size_t slot = position % part->slots, E = c->head_dim;
-    const size_t sizes[] = {part->key, part->value, sizeof(float)};
-    for (size_t head = 0; head < part->heads; head++) {
-        const bn_kv_head h = head_of(part, head);
+/* Copy all heads of a position. Words of a key interleave with those of its tile, one-byte elements
+ * of a value with those of its group. */
+static void move_position(const bn_cache *cache, size_t part, size_t position, copying c) {
+    const bn_cache_part *p = &cache->parts[part];
+    const size_t slot = position % p->slots, word = bn_kv_types[cache->type].word;
+    for (size_t head = 0; head < p->heads; head++) {
+        const bn_kv_head h = head_of(p, head);
         const bn_kv_piece at = bn_cache_piece(&h, slot, 1);
-        void *places[] = {at.k, at.v, at.v_scale};
-        for (size_t i = 0; i < (kv->value_scaled ? 3u : 2u); i++) {
-            if (i == 0)
-                move_key(kv, at.k, slot % BN_LANES, E, out, in);
-            else if (i == 1 && part->group > 1)
-                move_value(part, at.v, slot, out, in);
-            else
-                move_bytes(places[i], sizes[i], out, in);
-            out = out ? out + sizes[i] : NULL;
-            in = in ? in + sizes[i] : NULL;
-        }
+        move(&c, at.k + slot % BN_LANES * word, word, p->key / word, BN_LANES * word);
+        if (p->group > 1)
+            move(&c, at.v + slot % p->group, 1, p->value, p->group);
+        else
+            move(&c, at.v, p->value, 1, 0);
+        if (at.v_scale)
+            move(&c, (uint8_t *)at.v_scale, sizeof *at.v_scale, 1, 0);
     }
 }
 
-size_t bn_cache_row(const bn_cache *cache, size_t part) {
-    return cache->parts[part].row;
+void bn_cache_read(const bn_cache *cache, size_t part, size_t position, uint8_t *bytes) {
+    move_position(cache, part, position, (copying){.out = bytes});
 }
 
-void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
-                   uint8_t *bytes) {
-    move_position(cache, &stack->config, &cache->parts[part], position, bytes, NULL);
-}
-
-void bn_cache_write(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
-                    const uint8_t *bytes) {
-    move_position(cache, &stack->config, &cache->parts[part], position, NULL, bytes);
+void bn_cache_write(const bn_cache *cache, size_t part, size_t position, const uint8_t *bytes) {
+    move_position(cache, part, position, (copying){.in = bytes});
 }
 
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) {

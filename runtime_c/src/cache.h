@@ -41,10 +41,10 @@ typedef struct bn_cache_part {
     size_t head, values, scales; /* bytes of a head in a block; offsets in it of the values and of
                                   * their scales, 0: none */
     size_t block, bytes;         /* bytes of a block, as the budget counts them; of all blocks */
-    size_t row;
-    uint8_t *base;           /* memory that is not shared; or NULL, and then */
-    bn_arena *own, **blocks; /* the arena that the text writes to, and the arena of each block,
-                              * or NULL */
+    size_t row;                  /* bytes of a position, without padding */
+    uint8_t *base;               /* memory that is not shared; or NULL, and then */
+    bn_arena *own, **blocks;     /* the arena that the text writes to, and the arena of each block,
+                                  * or NULL */
 } bn_cache_part;
 
 static inline size_t bn_cache_part_blocks(const bn_cache_part *part) {
@@ -120,14 +120,11 @@ void bn_cache_repeat(bn_cache *cache, size_t n);
 /* The least position besides 0 from which a text can continue after forgetting what follows. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c);
 
-/* Copy one position of a part to or from contiguous bytes: for each head key, value, and the
- * value's scale if it has one. The part must not have forgotten it, and bn_cache_prepare must
- * precede a write. */
-size_t bn_cache_row(const bn_cache *cache, size_t part); /* bytes */
-void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
-                   uint8_t *bytes);
-void bn_cache_write(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
-                    const uint8_t *bytes);
+/* Copy one position of a part to or from contiguous bytes, part.row of them: for each head key,
+ * value, and the value's scale if it has one. The part must not have forgotten it, and
+ * bn_cache_prepare must precede a write. */
+void bn_cache_read(const bn_cache *cache, size_t part, size_t position, uint8_t *bytes);
+void bn_cache_write(const bn_cache *cache, size_t part, size_t position, const uint8_t *bytes);
 
 /* Bytes per position in the layers of a part. */
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part);

@@ -273,10 +273,10 @@ static void test_edges(void) {
 
 /* Overwrite keys and values of all layers at a position. */
 static void spoil(bn_session *s, size_t position) {
-    uint8_t *bytes = malloc(bn_cache_row(&s->cache, 0));
+    uint8_t *bytes = malloc(s->cache.parts[0].row);
     CHECK(bytes != NULL);
-    bn_cache_read(&s->cache, s->stack, 0, position + 1, bytes);
-    bn_cache_write(&s->cache, s->stack, 0, position, bytes);
+    bn_cache_read(&s->cache, 0, position + 1, bytes);
+    bn_cache_write(&s->cache, 0, position, bytes);
     free(bytes);
 }
 

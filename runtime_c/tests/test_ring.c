@@ -168,11 +168,11 @@ static void test_together(void) {
  * BN_REPEATED. */
 static void check_repeated(const bn_session *s, size_t part, size_t end) {
     uint8_t first[4096], at[4096];
-    const size_t row = bn_cache_row(&s->cache, part), slots = s->cache.parts[part].slots;
+    const size_t row = s->cache.parts[part].row, slots = s->cache.parts[part].slots;
     CHECK(row > 0 && row <= sizeof at);
     for (size_t p = end > slots ? end - slots : 0; p < end; p++) {
-        bn_cache_read(&s->cache, s->stack, part, p % BN_REPEATED, first);
-        bn_cache_read(&s->cache, s->stack, part, p, at);
+        bn_cache_read(&s->cache, part, p % BN_REPEATED, first);
+        bn_cache_read(&s->cache, part, p, at);
         CHECK_MSG(memcmp(first, at, row) == 0, "part %zu, position %zu", part, p);
     }
 }
@@ -190,7 +190,7 @@ static void test_repeat(int32_t kv_type) {
     CHECK_EQ(bn_session_repeat(s, TEXT + 1), BN_ERR_CONTEXT);
     CHECK_EQ(bn_session_position(s), BN_REPEATED + 29);
     ok(bn_session_fork(s, &other));
-    bn_cache_read(&other->cache, s->stack, 0, BN_REPEATED + 5, kept);
+    bn_cache_read(&other->cache, 0, BN_REPEATED + 5, kept);
     ok(bn_session_repeat(s, DEPTH));
     CHECK_EQ(bn_session_position(s), DEPTH);
     CHECK(!bn_session_logits(s));
@@ -198,8 +198,8 @@ static void test_repeat(int32_t kv_type) {
         CHECK_EQ(bn_session_tokens(s)[i], text[i % BN_REPEATED]);
     check_repeated(s, 0, DEPTH);
     check_repeated(s, 1, DEPTH);
-    bn_cache_read(&other->cache, s->stack, 0, BN_REPEATED + 5, now);
-    CHECK(memcmp(kept, now, bn_cache_row(&s->cache, 0)) == 0); /* the copy is unchanged */
+    bn_cache_read(&other->cache, 0, BN_REPEATED + 5, now);
+    CHECK(memcmp(kept, now, s->cache.parts[0].row) == 0); /* the copy is unchanged */
     ok(bn_session_append(s, text, TEXT - DEPTH, BN_LOGITS_LAST, NULL));
     CHECK(bn_session_logits(s) != NULL);
     CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE); /* forgotten by the ring */

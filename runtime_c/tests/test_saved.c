@@ -203,7 +203,7 @@ static void test_forgotten(void) {
     enum { NOTE_AT = 24, WRITTEN_AT = 64, FIRST = 53 /* 290 - 256 slots + 20 - 1 */ };
     begin(BN_MASK_CAUSAL, 20, 2);
     bn_session *s = session(300, 32, BN_KV_INT8);
-    const uint32_t row = (uint32_t)bn_cache_row(&s->cache, 1);
+    const uint32_t row = (uint32_t)s->cache.parts[1].row;
     ok(bn_session_append(s, text, 290, BN_LOGITS_LAST, NULL));
     CHECK_EQ(bn_session_rewind_least(s), FIRST);
     ok(bn_session_rewind(s, FIRST));

@@ -57,7 +57,7 @@ static uint64_t size_of(const bn_session *s, const record *r) {
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const uint64_t first = first_kept(r, &s->cache.parts[i]);
         if ((uint64_t)r->position > first)
-            size += ((uint64_t)r->position - first) * bn_cache_row(&s->cache, i);
+            size += ((uint64_t)r->position - first) * s->cache.parts[i].row;
     }
     return size;
 }
@@ -112,9 +112,9 @@ bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_s
         at = put(at, s->hidden, s->stack->config.dim * sizeof *s->hidden);
     at = put(at, s->trail, (size_t)r.trailing * s->stack->config.dim * sizeof *s->trail);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
-        const size_t row = bn_cache_row(&s->cache, i);
+        const size_t row = s->cache.parts[i].row;
         for (size_t p = first_kept(&r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
-            bn_cache_read(&s->cache, s->stack, i, p, at);
+            bn_cache_read(&s->cache, i, p, at);
             at += row;
         }
     }
@@ -239,9 +239,9 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
         memcpy(s->trail, at, (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail);
     at += (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
-        const size_t row = bn_cache_row(&s->cache, i);
+        const size_t row = s->cache.parts[i].row;
         for (size_t p = first_kept(r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
-            bn_cache_write(&s->cache, s->stack, i, p, at);
+            bn_cache_write(&s->cache, i, p, at);
             at += row;
         }
     }
