@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attention.h"
+#include "layout.h"
 #include "linear/linear.h"
 #include "linear/lookup.h"
 #include "mixture.h"
@@ -14,20 +15,8 @@
 #include "network.h"
 #include "system/pages.h"
 
-enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
+enum { SCORE_FLOATS = 1 << 20 };
 enum { ROOM = 512 }; /* minimum room for rows of several texts with a non-causal mask */
-
-/* Hands out aligned pieces of one block. Run once with base NULL to get the size. */
-typedef struct arena {
-    uint8_t *base;
-    size_t used;
-} arena;
-
-static void *take(arena *a, size_t count, size_t size) {
-    const size_t at = a->used;
-    a->used = (at + count * size + ALIGN - 1) / ALIGN * ALIGN;
-    return a->base ? a->base + at : NULL;
-}
 
 size_t bn_score_rows(const bn_stack *stack, size_t batch) {
     const size_t rows = SCORE_FLOATS / bn_max(stack->config.vocab_size, 1);
@@ -36,11 +25,11 @@ size_t bn_score_rows(const bn_stack *stack, size_t batch) {
 
 /* Inputs of a linear, for `rows` rows. */
 static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands *in, size_t rows,
-                           arena *a) {
+                           bn_layout *l) {
     const bn_config *c = &stack->config;
     in->most_rank = bn_most_rank(m, stack);
-    in->adapters = in->most_rank > 0 ? take(a, rows, sizeof *in->adapters) : NULL;
-    in->low = take(a, 2 * rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
+    in->adapters = in->most_rank > 0 ? bn_piece(l, rows, sizeof *in->adapters) : NULL;
+    in->low = bn_piece(l, 2 * rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
     in->wide =
         bn_max(bn_max(c->dim, c->n_heads * c->head_dim), bn_max(c->ffn_dim, stack->patch.cols));
     in->wide = bn_max(in->wide, stack->draft ? 2 * c->dim : 0);
@@ -48,44 +37,44 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
                                                      * do not compete for cache sets */
     in->group_sums_stride =
         stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
-    in->h = take(a, rows * in->wide, sizeof(float));
-    in->q = take(a, rows * in->q_stride, 1);
-    in->s = take(a, rows, sizeof(float));
-    in->q_sum = take(a, rows, sizeof(int32_t));
-    in->group_sums = take(a, rows * in->group_sums_stride, sizeof(int32_t));
+    in->h = bn_piece(l, rows * in->wide, sizeof(float));
+    in->q = bn_piece(l, rows * in->q_stride, 1);
+    in->s = bn_piece(l, rows, sizeof(float));
+    in->q_sum = bn_piece(l, rows, sizeof(int32_t));
+    in->group_sums = bn_piece(l, rows * in->group_sums_stride, sizeof(int32_t));
 }
 
 /* Slots have their own inputs, and share the product scratch of `w`. */
-static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
+static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace *w, bn_layout *l) {
     const bn_config *c = &stack->config;
     const size_t X = c->n_experts, k = c->experts_per_token;
     const size_t rows = bn_mixture_rows(c, w->batch), taken = bn_mixture_experts(c, rows);
     bn_workspace of_slots = {.batch = rows * k, .in = w->in};
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     bn_slots s = {.rows = rows, .taken = taken};
-    s.logits = take(a, rows * X, sizeof *s.logits);
-    s.keys = take(a, threads * X, sizeof *s.keys);
-    s.expert = take(a, rows * k, sizeof *s.expert);
-    s.share = take(a, rows * k, sizeof *s.share);
-    s.slot = take(a, rows * k, sizeof *s.slot);
-    s.row = take(a, rows * k, sizeof *s.row);
-    s.network = take(a, rows * k, sizeof *s.network);
-    s.end = take(a, threads * X, sizeof *s.end);
-    s.groups = take(a, threads * taken, sizeof *s.groups);
-    s.products = take(a, threads * 2 * taken, sizeof *s.products);
-    lay_out_inputs(m, stack, &of_slots.in, rows * k, a);
-    of_slots.ffn = take(a, bn_ffn_floats(c, rows * k), sizeof(float));
-    of_slots.y = take(a, rows * k * c->dim, sizeof(float));
-    s.w = take(a, 1, sizeof *s.w);
-    w->slots = take(a, 1, sizeof *w->slots);
-    if (a->base) {
+    s.logits = bn_piece(l, rows * X, sizeof *s.logits);
+    s.keys = bn_piece(l, threads * X, sizeof *s.keys);
+    s.expert = bn_piece(l, rows * k, sizeof *s.expert);
+    s.share = bn_piece(l, rows * k, sizeof *s.share);
+    s.slot = bn_piece(l, rows * k, sizeof *s.slot);
+    s.row = bn_piece(l, rows * k, sizeof *s.row);
+    s.network = bn_piece(l, rows * k, sizeof *s.network);
+    s.end = bn_piece(l, threads * X, sizeof *s.end);
+    s.groups = bn_piece(l, threads * taken, sizeof *s.groups);
+    s.products = bn_piece(l, threads * 2 * taken, sizeof *s.products);
+    lay_out_inputs(m, stack, &of_slots.in, rows * k, l);
+    of_slots.ffn = bn_piece(l, bn_ffn_floats(c, rows * k), sizeof(float));
+    of_slots.y = bn_piece(l, rows * k * c->dim, sizeof(float));
+    s.w = bn_piece(l, 1, sizeof *s.w);
+    w->slots = bn_piece(l, 1, sizeof *w->slots);
+    if (l->base) {
         *s.w = of_slots;
         *w->slots = s;
     }
 }
 
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
-static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
+static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, bn_layout *l) {
     const bn_config *c = &stack->config, *pooling = stack->pooling ? &stack->pooling->config : c;
     const size_t G = bn_max(c->n_kv_heads, pooling->n_kv_heads);
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
@@ -97,55 +86,55 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
                        BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));
-    w->rows = take(a, w->room, sizeof *w->rows);
-    w->x = take(a, w->room * D, sizeof(float));
-    w->q = take(a, w->room * H * E, sizeof(float));
-    w->angle = take(a, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
-    lay_out_inputs(m, stack, &w->in, B, a);
+    w->rows = bn_piece(l, w->room, sizeof *w->rows);
+    w->x = bn_piece(l, w->room * D, sizeof(float));
+    w->q = bn_piece(l, w->room * H * E, sizeof(float));
+    w->angle = bn_piece(l, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
+    lay_out_inputs(m, stack, &w->in, B, l);
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->in.lookup_rows >= m->kernels.products.lookup_rows &&
                        w->in.wide >= m->kernels.products.lookup_cols;
-    w->kv = take(a, B * 2 * G * E, sizeof(float));
-    w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
-    w->y = take(a, B * D, sizeof(float));
+    w->kv = bn_piece(l, B * 2 * G * E, sizeof(float));
+    w->ffn = bn_piece(l, bn_ffn_floats(c, B), sizeof(float));
+    w->y = bn_piece(l, B * D, sizeof(float));
     w->in.acc_stride = bn_max(B * BN_CHUNK_ROWS,
                               tables ? m->kernels.products.lookup_tokens * w->in.lookup_rows : 0);
-    w->in.acc = take(a, threads * w->in.acc_stride, sizeof(int32_t));
-    w->in.lookup_stride = (bn_lookup_bytes(w->in.lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
-    w->in.lookup = tables ? take(a, threads * w->in.lookup_stride, 1) : NULL;
-    w->attend = take(a, threads * w->attend_stride, sizeof(float));
+    w->in.acc = bn_piece(l, threads * w->in.acc_stride, sizeof(int32_t));
+    w->in.lookup_stride = bn_lookup_bytes(w->in.lookup_rows);
+    w->in.lookup = tables ? bn_piece(l, threads * w->in.lookup_stride, 1) : NULL;
+    w->attend = bn_piece(l, threads * w->attend_stride, sizeof(float));
     w->partial =
-        take(a, bn_max(bn_partial_floats(c, w->n_ctx), bn_partial_floats(pooling, w->n_ctx)),
-             sizeof(float));
-    w->in.skipped = take(a, threads, sizeof *w->in.skipped);
-    w->chunks_done = take(a, G, sizeof *w->chunks_done);
+        bn_piece(l, bn_max(bn_partial_floats(c, w->n_ctx), bn_partial_floats(pooling, w->n_ctx)),
+                 sizeof(float));
+    w->in.skipped = bn_piece(l, threads, sizeof *w->in.skipped);
+    w->chunks_done = bn_piece(l, G, sizeof *w->chunks_done);
     w->score_rows = bn_score_rows(stack, B);
-    w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
+    w->scores = bn_piece(l, w->score_rows * c->vocab_size, sizeof(float));
     if (c->n_experts > 0)
-        lay_out_slots(m, stack, w, a);
+        lay_out_slots(m, stack, w, l);
 }
 
 size_t bn_workspace_size(const bn_model *m, const bn_stack *stack, size_t batch, size_t n_ctx) {
     bn_workspace w = {.batch = batch, .n_ctx = n_ctx};
-    arena a = {0};
-    take(&a, 1, sizeof w);
-    lay_out(m, stack, &w, &a);
-    return bn_pages_size(a.used);
+    bn_layout l = {0};
+    bn_piece(&l, 1, sizeof w);
+    lay_out(m, stack, &w, &l);
+    return bn_pages_size(l.used);
 }
 
 bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t batch,
                                size_t n_ctx) {
     size_t size = bn_workspace_size(m, stack, batch, n_ctx);
-    arena a = {.base = bn_pages_new(&size)};
-    if (!a.base)
+    bn_layout l = {.base = bn_pages_new(&size)};
+    if (!l.base)
         return NULL;
-    bn_workspace *w = take(&a, 1, sizeof *w);
+    bn_workspace *w = bn_piece(&l, 1, sizeof *w);
     *w = (bn_workspace){.batch = batch,
                         .n_ctx = n_ctx,
                         .in = {.kernels = &m->kernels, .pool = m->pool},
                         .size = size};
-    lay_out(m, stack, w, &a);
+    lay_out(m, stack, w, &l);
     if (w->in.lookup)
         memset(w->in.lookup, 0, (size_t)bn_pool_threads(m->pool) * w->in.lookup_stride);
     return w;

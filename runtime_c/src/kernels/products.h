@@ -90,8 +90,8 @@ typedef struct bn_lines {
     const int8_t *q;
 } bn_lines;
 
-/* Bytes of scratch that ternary_lookup needs for `rows` rows; 64-byte aligned, zeroed before the
- * first call. */
+/* Bytes of scratch that ternary_lookup needs for `rows` rows, a multiple of 64; 64-byte aligned,
+ * zeroed before the first call. */
 enum { BN_LOOKUP_TABLES = 4 * (256 * 64 + 37 * 64) };
 static inline size_t bn_lookup_bytes(size_t rows) {
     return BN_LOOKUP_TABLES + (rows + 1) * 192;

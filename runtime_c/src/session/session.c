@@ -8,41 +8,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
 #include "sampler.h"
 #include "system/memory.h"
 #include "turn.h"
 
-enum { ALIGN = 64, DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
-
-static size_t align(size_t n) {
-    return (n + ALIGN - 1) / ALIGN * ALIGN;
-}
+enum { DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
 
 /* Set the pointers into s->memory; with base NULL compute only the size. */
 static void lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->stack->config;
-    const size_t table = align(bn_cache_blocks(&s->cache) * sizeof(bn_arena *));
-    const size_t hidden = align(c->dim * sizeof(float));
-    const size_t logits = align((size_t)c->vocab_size * sizeof(float));
-    const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
-    const size_t digests = align((size_t)s->n_ctx * sizeof(uint64_t));
-    const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    const size_t trail = s->stack->draft ? align((BN_TRAIL + 2) * c->dim * sizeof(float)) : 0;
-    s->memory_size = table + 2 * hidden + 2 * logits + tokens + digests + trail + sampler;
-    if (base) {
-        s->blocks = (bn_arena **)(void *)base;
-        base += table;
-        s->hidden = (float *)(void *)base;
-        s->pool = (float *)(void *)(base + hidden);
-        base += 2 * hidden;
-        s->logits = (float *)(void *)base;
-        s->listed = (uint32_t *)(void *)(base + logits);
-        base += 2 * logits;
-        s->tokens = (int32_t *)(void *)base;
-        s->digests = (uint64_t *)(void *)(base + tokens);
-        s->trail = (float *)(void *)(base + tokens + digests);
-        s->sampler_scratch = base + tokens + digests + trail;
-    }
+    const size_t D = c->dim, V = c->vocab_size, C = (size_t)s->n_ctx;
+    bn_layout l = {.base = base};
+    s->blocks = bn_piece(&l, bn_cache_blocks(&s->cache), sizeof *s->blocks);
+    s->hidden = bn_piece(&l, D, sizeof *s->hidden);
+    s->pool = bn_piece(&l, D, sizeof *s->pool);
+    s->logits = bn_piece(&l, V, sizeof *s->logits);
+    s->listed = bn_piece(&l, V, sizeof *s->listed);
+    s->tokens = bn_piece(&l, C, sizeof *s->tokens);
+    s->digests = bn_piece(&l, C, sizeof *s->digests);
+    s->trail = bn_piece(&l, s->stack->draft ? (BN_TRAIL + 2) * D : 0, sizeof *s->trail);
+    s->sampler_scratch = bn_piece(&l, 1, bn_sample_scratch_size(c->vocab_size));
+    s->memory_size = l.used;
 }
 
 /* Set up a session, without allocating memory. */
@@ -112,9 +99,9 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
     if (!s)
         return BN_ERR_MEMORY;
     *s = planned;
-    s->memory = calloc(1, s->memory_size + ALIGN);
+    s->memory = calloc(1, s->memory_size + BN_PIECE_ALIGN);
     if (s->memory)
-        lay_out(s, (uint8_t *)s->memory + (ALIGN - (uintptr_t)s->memory % ALIGN) % ALIGN);
+        lay_out(s, (uint8_t *)s->memory + BN_PIECE_ALIGN - (uintptr_t)s->memory % BN_PIECE_ALIGN);
     if (!s->memory || !bn_cache_begin(&s->cache, s->blocks, &model->budget) ||
         bn_turn_join(model, room_for(s)) != BN_OK) {
         if (s->memory)
