@@ -18,4 +18,8 @@ typedef struct bn_byte_kernels {
     uint32_t (*crc32)(uint32_t crc, const uint8_t *p, size_t n);
 } bn_byte_kernels;
 
+/* crc32 without the inversions at its beginning and end, half a byte at a time: for what a tier's
+ * own leaves over. */
+uint32_t bn_crc32_bytes(uint32_t crc, const uint8_t *p, size_t n);
+
 #endif

@@ -35,19 +35,22 @@ static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
         y[i] = half_to_float(x[i]);
 }
 
-static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
-    /* Half a byte at a time; entry i is i shifted out of the polynomial 0xEDB88320. */
+uint32_t bn_crc32_bytes(uint32_t crc, const uint8_t *p, size_t n) {
+    /* entry i is i shifted out of the polynomial 0xEDB88320 */
     static const uint32_t table[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC,
                                        0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
                                        0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
                                        0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
-    crc = ~crc;
     for (size_t i = 0; i < n; i++) {
         crc ^= p[i];
         crc = crc >> 4 ^ table[crc & 15];
         crc = crc >> 4 ^ table[crc & 15];
     }
-    return ~crc;
+    return crc;
+}
+
+static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
+    return ~bn_crc32_bytes(~crc, p, n);
 }
 
 const bn_byte_kernels bn_scalar_bytes = {

@@ -10,20 +10,6 @@
 
 #include "common.h"
 
-static uint32_t crc32_bytes(uint32_t crc, const uint8_t *p, size_t n) {
-    /* Half a byte at a time; entry i is i shifted out of the polynomial 0xEDB88320. */
-    static const uint32_t table[16] = {0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC,
-                                       0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
-                                       0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C,
-                                       0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
-    for (size_t i = 0; i < n; i++) {
-        crc ^= p[i];
-        crc = crc >> 4 ^ table[crc & 15];
-        crc = crc >> 4 ^ table[crc & 15];
-    }
-    return crc;
-}
-
 INLINE __m128i crc32_load(const uint8_t *p) {
     return _mm_loadu_si128((const __m128i *)p);
 }
@@ -53,9 +39,9 @@ static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
             a = crc32_fold(a, by_128, crc32_load(p));
         uint8_t rest[16];
         _mm_storeu_si128((__m128i *)rest, a);
-        crc = crc32_bytes(0, rest, sizeof rest);
+        crc = bn_crc32_bytes(0, rest, sizeof rest);
     }
-    return ~crc32_bytes(crc, p, n);
+    return ~bn_crc32_bytes(crc, p, n);
 }
 
 #endif
