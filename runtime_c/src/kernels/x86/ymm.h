@@ -113,6 +113,7 @@ INLINE shorts shorts_widen(__m128i low, __m128i high) {
 INLINE shorts shorts_abs(shorts a) {
     return (shorts)_mm256_abs_epi16((__m256i)a);
 }
+
 typedef __m256 vec;
 enum { LANES = 8, QUERIES = 2 };
 #define PARTS 2

@@ -132,7 +132,6 @@ INLINE vec vec_load(const float *p) {
 INLINE void vec_store(float *p, vec a) {
     _mm512_storeu_ps(p, a);
 }
-/* the first n lanes of a, or all if n is larger; the others are 0 */
 INLINE __mmask16 first_lanes(size_t n) {
     return (__mmask16)(n < LANES ? (1u << n) - 1 : 0xffff);
 }
@@ -142,6 +141,7 @@ INLINE vec vec_load_first(const float *p, size_t n) {
 INLINE void vec_store_first(float *p, vec a, size_t n) {
     _mm512_mask_storeu_ps(p, first_lanes(n), a);
 }
+/* the first n lanes of a, or all if n is larger; the others are 0 */
 INLINE vec vec_first(vec a, size_t n) {
     return _mm512_maskz_mov_ps(first_lanes(n), a);
 }
