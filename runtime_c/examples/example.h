@@ -8,7 +8,6 @@
 
 #include <bitnet_runtime.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -9,8 +9,6 @@
  */
 #include "attention.h"
 
-#include <string.h>
-
 #include "chunk.h"
 #include "kv.h"
 #include "pass.h"

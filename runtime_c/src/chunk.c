@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#include "kv.h"
-
 /* Find keys [first, end) of a chunk in the cache, or as many of them as are contiguous. */
 static bn_kv_piece find(const bn_block *b, size_t first, size_t end) {
     return bn_cache_piece(&b->kv, first % b->kv.part->slots, end - first);

@@ -5,7 +5,7 @@
 #ifndef BITNET_CHUNK_H
 #define BITNET_CHUNK_H
 
-#include "attention.h"
+#include "cache.h"
 #include "mask.h"
 #include "model.h"
 

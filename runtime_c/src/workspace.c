@@ -8,7 +8,6 @@
 
 #include "attention.h"
 #include "layout.h"
-#include "linear/linear.h"
 #include "linear/lookup.h"
 #include "mixture.h"
 #include "model.h"

@@ -6,7 +6,6 @@
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
 #include "forward.h"
-#include "head.h"
 #include "session/batch.h"
 #include "session/session.h"
 #include "session/turn.h"

@@ -7,7 +7,6 @@
 #include "bitnet_runtime.h"
 #include "tiny_file.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -8,11 +8,9 @@
 #include "fake_root.h"
 #include "session/session.h"
 #include "system/memory.h"
-#include "system/pages.h"
 #include "tiny_file.h"
 #include "workspace.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>

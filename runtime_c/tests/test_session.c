@@ -6,7 +6,6 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "attention.h"
 #include "session/session.h"
 
 #include <math.h>

@@ -10,7 +10,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <time.h>

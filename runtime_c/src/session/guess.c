@@ -13,8 +13,6 @@
 #include "choose.h"
 #include "forward.h"
 #include "head.h"
-#include "kernels/elementary.h"
-#include "logits.h"
 #include "sampler.h"
 #include "screen.h"
 #include "trail.h"

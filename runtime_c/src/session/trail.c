@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "forward.h"
-#include "kernels/elementary.h"
 
 int bn_trail_follows(const bn_session *s, int32_t position) {
     return s->stack->draft && s->drafted + s->trailing == position;

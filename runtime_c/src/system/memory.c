@@ -8,7 +8,6 @@
 #include "cgroup.h"
 #include "pages.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
