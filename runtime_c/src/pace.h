@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { BN_PACE_ROWS = 32, BN_REPEATS = 8 };
+enum { BN_PACE_ROWS = 32 };
 
 /* Measured times of a model in seconds; 0: not yet known, and treated as equal for all
  * alternatives. */
@@ -27,16 +27,6 @@ typedef struct bn_luck {
     double spent;                    /* seconds that the draft took, minus those it saved */
     int32_t rests;                   /* passes since the last one with a guess */
 } bn_luck;
-
-/* Where a text repeats itself, and how often it continued as before (session/repeats.h). */
-typedef struct bn_repeats {
-    int32_t seen;        /* tokens of the text that were processed */
-    int32_t back, agree; /* the last `agree` tokens, at most BN_REPEATS, also occur `back` positions
-                          * earlier; 0: none */
-    double offered[BN_REPEATS], right[BN_REPEATS]; /* by agree - 1: tokens that followed such a
-                                                    * match, and those that were the same again */
-    int32_t rests; /* likely guesses skipped since the last one computed */
-} bn_repeats;
 
 /* A planned pass. */
 typedef struct bn_outlook {

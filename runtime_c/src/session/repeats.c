@@ -11,6 +11,7 @@
 #include "repeats.h"
 
 #include "guess.h"
+#include "session.h"
 
 enum {
     PAST = 128, /* tokens of a prompt's end that it learns from at first */

@@ -7,8 +7,20 @@
 #ifndef BITNET_REPEATS_H
 #define BITNET_REPEATS_H
 
-#include "session.h"
-#include "workspace.h"
+#include "bitnet_runtime.h"
+#include "pace.h"
+
+enum { BN_REPEATS = 8 };
+
+/* Where a text repeats itself, and how often it continued as before. */
+typedef struct bn_repeats {
+    int32_t seen;        /* tokens of the text that were processed */
+    int32_t back, agree; /* the last `agree` tokens, at most BN_REPEATS, also occur `back` positions
+                          * earlier; 0: none */
+    double offered[BN_REPEATS], right[BN_REPEATS]; /* by agree - 1: tokens that followed such a
+                                                    * match, and those that were the same again */
+    int32_t rests; /* likely guesses skipped since the last one computed */
+} bn_repeats;
 
 /* Update for a text of n tokens, the latest of which may be new. */
 void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n);

@@ -10,6 +10,7 @@
 #include "bitnet_runtime.h"
 #include "cache.h"
 #include "model.h"
+#include "repeats.h"
 
 /* What a session has for its last token: the hidden state; also estimates of its logits; or the
  * logits. */
