@@ -40,7 +40,7 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
             continue;
         float *s = b->scores + i * BN_CHUNK_KEYS + (low - begin);
         for (size_t key = 0; cap > 0 && key < high - low; key++)
-            s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
+            s[key] = bn_soft_cap(s[key], cap);
         m[i] = kernels->vectors.max(s, high - low);
         l[i] = kernels->vectors.exp_sum(s, high - low, m[i]);
     }

@@ -28,16 +28,17 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
     bn_linear(&w->in, first, rows, &logits, 1);
     if (cap > 0)
         for (size_t i = 0; i < rows * V; i++)
-            out[i] = cap * (1 - 2 / (bn_exp(out[i] / cap * 2) + 1));
+            out[i] = bn_soft_cap(out[i], cap);
     return BN_OK;
 }
 
 double bn_log_sum(const bn_kernels *k, const float *logits, size_t V) {
+    enum { PIECE = 256 };
     const float top = k->vectors.max(logits, V);
     double sum = 0;
-    float piece[256];
-    for (size_t i = 0; i < V; i += 256) {
-        const size_t n = bn_min(V - i, 256);
+    float piece[PIECE];
+    for (size_t i = 0; i < V; i += PIECE) {
+        const size_t n = bn_min(V - i, PIECE);
         memcpy(piece, logits + i, n * sizeof *piece);
         sum += (double)k->vectors.exp_sum(piece, n, top);
     }

@@ -109,6 +109,11 @@ typedef struct bn_vector_kernels {
  * degree 6 in r by Horner and fma; times 2^n by adding n to the exponent. */
 float bn_exp(float x);
 
+/* cap · tanh(x / cap) */
+static inline float bn_soft_cap(float x, float cap) {
+    return cap * (1 - 2 / (bn_exp(x / cap * 2) + 1));
+}
+
 #define BN_EXP_LO (-86.0f)
 #define BN_EXP_HI 88.0f
 #define BN_LOG2E 1.44269504088896341f
