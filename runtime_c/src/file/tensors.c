@@ -184,19 +184,23 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     return 0;
 }
 
+/* Linears of a layer: four of attention, and three places in each network. */
+static uint32_t linears_of_layer(const bn_config *c) {
+    return 4 + 3 * (c->n_experts > 0 ? c->n_experts : 1);
+}
+
 /* Number of a linear of a layer, in the order of roles; 0 for other tensors. */
 static uint32_t number_of(const bn_config *c, const bn_record *key) {
     static const uint8_t place[BN_LAYER_ROLES] = {
         [BN_Q] = 1, [BN_K] = 2, [BN_V] = 3, [BN_O] = 4, [BN_GATE] = 5, [BN_UP] = 6, [BN_DOWN] = 7};
     if (key->layer == BN_NO_LAYER || key->role >= BN_LAYER_ROLES || !place[key->role])
         return 0;
-    const uint32_t networks = c->n_experts > 0 ? c->n_experts : 1;
     const uint32_t expert = key->expert == BN_NO_EXPERT ? 0 : key->expert;
-    return key->layer * (4 + 3 * networks) + 3 * expert + place[key->role];
+    return key->layer * linears_of_layer(c) + 3 * expert + place[key->role];
 }
 
 uint32_t bn_file_linears(const bn_config *c) {
-    return c->n_layers * (4 + 3 * (c->n_experts > 0 ? c->n_experts : 1));
+    return c->n_layers * linears_of_layer(c);
 }
 
 void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears) {
@@ -233,14 +237,14 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, ui
         else if (r.scale_scope != BN_SCALE_NONE)
             tensor.scales = scales;
     }
-    key.part = 1;
+    key.part = BN_BIAS;
     if (find(file, &key, &r))
         tensor.bias = (const float *)(const void *)(file->data + r.offset);
-    key.part = 0;
+    key.part = BN_WEIGHT;
     key.role = (uint16_t)(BN_LINEAR_NORM + role);
     if (layer != BN_NO_LAYER && find(file, &key, &r))
         tensor.norm = (const float *)(const void *)(file->data + r.offset);
-    key.part = 1;
+    key.part = BN_BIAS;
     if (tensor.norm && find(file, &key, &r))
         tensor.norm_bias = (const float *)(const void *)(file->data + r.offset);
     return tensor;
