@@ -156,9 +156,9 @@ static bn_status explain(bn_status status, char *detail) {
 }
 
 static bn_status check_options(const bn_load_options *o, char *detail) {
-    if (o && (o->threads < 0 || o->threads > 256))
-        return bn_fail(detail, BN_ERR_ARGUMENT, "threads is %d, expected 0 (automatic) to 256",
-                       (int)o->threads);
+    if (o && (o->threads < 0 || o->threads > BN_MOST_THREADS))
+        return bn_fail(detail, BN_ERR_ARGUMENT, "threads is %d, expected 0 (automatic) to %d",
+                       (int)o->threads, BN_MOST_THREADS);
     if (o && (o->n_adapters < 0 || o->n_adapters > BN_MOST_ADAPTERS))
         return bn_fail(detail, BN_ERR_ARGUMENT, "n_adapters is %d, expected 0 to %d",
                        (int)o->n_adapters, BN_MOST_ADAPTERS);

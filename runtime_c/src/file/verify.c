@@ -54,13 +54,11 @@ typedef struct data_part {
     size_t tensor;         /* the tensor that broke it */
 } data_part;
 
-enum { MAX_PARTS = 256 };
-
 typedef struct data_pass {
     const bn_file *file;
     const bn_kernels *kernels;
     int32_t n_parts; /* one for each thread */
-    data_part parts[MAX_PARTS];
+    data_part parts[BN_MOST_THREADS];
 } data_pass;
 
 /* Advance to `end`, where the bytes that `rule` applies to end, or to the end of the part. */

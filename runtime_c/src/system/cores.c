@@ -8,6 +8,7 @@
 #include "cores.h"
 #include "bitnet_runtime.h"
 #include "cgroup.h"
+#include "threads.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -18,10 +19,10 @@
 #include <sys/sysctl.h>
 #endif
 
-enum { MAX_CPUS = 256, PATH_SIZE = 1024 };
+enum { PATH_SIZE = 1024 };
 
 static int32_t clamp_cpus(long n) {
-    return n < 1 ? 1 : n > MAX_CPUS ? MAX_CPUS : (int32_t)n;
+    return n < 1 ? 1 : n > BN_MOST_THREADS ? BN_MOST_THREADS : (int32_t)n;
 }
 
 /* --- cgroup quota --- */
@@ -98,7 +99,7 @@ static size_t core_of(size_t cpu) {
 static int32_t physical_cores(void) {
     cpu_set_t allowed, cores;
     if (!allowed_cpus(&allowed))
-        return MAX_CPUS;
+        return BN_MOST_THREADS;
     CPU_ZERO(&cores);
     for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET(cpu, &allowed))
@@ -113,7 +114,7 @@ int32_t bn_usable_cpus(void) {
 }
 
 static int32_t physical_cores(void) {
-    int n = MAX_CPUS;
+    int n = BN_MOST_THREADS;
 #if defined(__APPLE__)
     /* Only performance cores if there are two kinds: a slow core would hold up every run. */
     size_t size = sizeof n;

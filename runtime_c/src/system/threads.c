@@ -28,7 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CACHE_LINE = 64, MAX_THREADS = 256 };
+enum { CACHE_LINE = 64 };
 
 typedef struct member {
     bn_pool *pool;
@@ -251,7 +251,7 @@ static int start_worker(member *self) {
 }
 
 bn_status bn_pool_new(int32_t n_threads, bn_pool **out) {
-    if (n_threads < 1 || n_threads > MAX_THREADS || out == NULL)
+    if (n_threads < 1 || n_threads > BN_MOST_THREADS || out == NULL)
         return BN_ERR_ARGUMENT;
     size_t size = sizeof(bn_pool) + (size_t)n_threads * sizeof(member);
     size = (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;

@@ -8,13 +8,16 @@
 
 #include "bitnet_runtime.h"
 
+enum { BN_MOST_THREADS = 256 };
+
 typedef struct bn_pool bn_pool; /* NULL: the caller alone */
 
 /* Processes items [first, end) of a run on thread 0..n_threads-1 of the pool. No other call uses
  * memory reserved for that thread number at the same time. */
 typedef void (*bn_task)(void *context, int32_t thread, size_t first, size_t end);
 
-/* n_threads in 1..256. Fails with BN_ERR_MEMORY or BN_ERR_THREAD, leaving nothing behind. */
+/* n_threads in 1..BN_MOST_THREADS. Fails with BN_ERR_MEMORY or BN_ERR_THREAD, leaving nothing
+ * behind. */
 bn_status bn_pool_new(int32_t n_threads, bn_pool **pool);
 void bn_pool_free(bn_pool *pool); /* NULL is allowed */
 int32_t bn_pool_threads(const bn_pool *pool);
