@@ -48,20 +48,24 @@ static bn_layer read_layer(const bn_file *f, uint32_t stack, uint32_t i, const b
     };
 }
 
+/* A tensor outside the layers. */
+static bn_tensor read_tensor(const bn_file *f, uint32_t stack, uint32_t role) {
+    return bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
+}
+
 static bn_tensor read_head(const bn_file *f, uint32_t stack) {
     const bn_config *c = &f->stacks[stack];
-    bn_tensor head = bn_file_tensor(f, stack, BN_NO_LAYER, BN_HEAD, BN_NO_EXPERT);
+    bn_tensor head = read_tensor(f, stack, BN_HEAD);
     if (c->has_head && c->tie_embeddings) {
         const float *bias = head.bias;
-        head = bn_file_tensor(f, stack, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT);
+        head = read_tensor(f, stack, BN_EMBEDDING);
         head.bias = bias;
     }
     return head;
 }
 
 static const float *read_vector(const bn_file *f, uint32_t stack, uint32_t role) {
-    return (const float *)(const void *)bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT)
-        .data;
+    return (const float *)(const void *)read_tensor(f, stack, role).data;
 }
 
 /* Allocate layers and networks; their number is bounded, as each has records in the file. */
@@ -69,10 +73,6 @@ static bn_status make_room(bn_stack *s) {
     s->layers = calloc(s->config.n_layers, sizeof *s->layers);
     s->networks = calloc(s->config.n_layers * bn_ffn_networks(&s->config), sizeof *s->networks);
     return s->layers && s->networks ? BN_OK : BN_ERR_MEMORY;
-}
-
-static bn_tensor read_pool(const bn_file *f, uint32_t stack, uint32_t role) {
-    return bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
 }
 
 static int is_float(const bn_tensor *t) {
@@ -111,10 +111,10 @@ static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels
         return BN_ERR_MEMORY;
     *pooling->layers = (bn_layer){
         .attn_norm = s->final_norm,
-        .q = read_pool(f, index, BN_POOL_Q),
-        .k = read_pool(f, index, BN_POOL_K),
-        .v = read_pool(f, index, BN_POOL_V),
-        .o = read_pool(f, index, BN_POOL_O),
+        .q = read_tensor(f, index, BN_POOL_Q),
+        .k = read_tensor(f, index, BN_POOL_K),
+        .v = read_tensor(f, index, BN_POOL_V),
+        .o = read_tensor(f, index, BN_POOL_O),
         .ffn = bn_ffn_of_pool(f, index, kernels, pooling->networks),
     };
     pooling->floats = has_floats(pooling);
@@ -129,19 +129,18 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         return status;
     *stack = (bn_stack){
         .config = *c,
-        .embedding = bn_file_tensor(f, index, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT),
+        .embedding = read_tensor(f, index, BN_EMBEDDING),
         .head = read_head(f, index),
         .embedding_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_EMBEDDING_NORM),
         .final_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_FINAL_NORM),
         .positions = bn_positions_read(f, index),
-        .patch = bn_file_tensor(f, index, BN_NO_LAYER, BN_PATCH, BN_NO_EXPERT),
+        .patch = read_tensor(f, index, BN_PATCH),
         .class_embedding = read_vector(f, index, BN_CLASS_EMBEDDING),
-        .projector = bn_file_tensor(f, index, BN_NO_LAYER, BN_PROJECTOR, BN_NO_EXPERT),
+        .projector = read_tensor(f, index, BN_PROJECTOR),
         .probe = read_vector(f, index, BN_POOL_PROBE),
         .join = {.state = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_HIDDEN_NORM),
                  .row = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_EMBEDDING_NORM),
-                 .projection =
-                     bn_file_tensor(f, index, BN_NO_LAYER, BN_DRAFT_PROJECTION, BN_NO_EXPERT)},
+                 .projection = read_tensor(f, index, BN_DRAFT_PROJECTION)},
     };
     status = bn_adapter_read(f, index, &stack->own);
     for (size_t i = 0; i < f->n_tensors; i++)
