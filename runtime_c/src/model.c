@@ -156,16 +156,18 @@ static bn_status explain(bn_status status, char *detail) {
 }
 
 static bn_status check_options(const bn_load_options *o, char *detail) {
-    if (o && (o->threads < 0 || o->threads > BN_MOST_THREADS))
+    if (!o)
+        return BN_OK;
+    if (o->threads < 0 || o->threads > BN_MOST_THREADS)
         return bn_fail(detail, BN_ERR_ARGUMENT, "threads is %d, expected 0 (automatic) to %d",
                        (int)o->threads, BN_MOST_THREADS);
-    if (o && (o->n_adapters < 0 || o->n_adapters > BN_MOST_ADAPTERS))
+    if (o->n_adapters < 0 || o->n_adapters > BN_MOST_ADAPTERS)
         return bn_fail(detail, BN_ERR_ARGUMENT, "n_adapters is %d, expected 0 to %d",
                        (int)o->n_adapters, BN_MOST_ADAPTERS);
-    if (o && !bn_kv_name(o->image_kv_type))
+    if (!bn_kv_name(o->image_kv_type))
         return bn_fail(detail, BN_ERR_ARGUMENT, "image_kv_type is %d, expected 0 to %d",
                        (int)o->image_kv_type, BN_KV_TYPES - 1);
-    for (int32_t i = 0; o && i < o->n_adapters; i++)
+    for (int32_t i = 0; i < o->n_adapters; i++)
         if (!o->adapters || !o->adapters[i])
             return bn_fail(detail, BN_ERR_ARGUMENT, "adapter %d: its path is NULL", (int)i + 1);
     return BN_OK;

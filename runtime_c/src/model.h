@@ -34,8 +34,13 @@ struct bn_model {
     bn_pace pace;        /* owned by whoever has the turn */
 };
 
+/* Whether the model takes texts; images. */
 static inline int bn_reads(const bn_model *m) {
     return m->stack.layers != NULL;
+}
+
+static inline int bn_sees(const bn_model *m) {
+    return m->vision.layers != NULL;
 }
 
 /* Add or remove a user (a session); the last one frees the model. */
@@ -44,9 +49,5 @@ void bn_model_leave(bn_model *m);
 
 /* Highest rank of the adapters that rows of a stack can use; 0: there are none. */
 size_t bn_most_rank(const bn_model *m, const bn_stack *stack);
-
-static inline int bn_sees(const bn_model *m) {
-    return m->vision.layers != NULL;
-}
 
 #endif
