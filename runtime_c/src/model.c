@@ -96,6 +96,30 @@ static int32_t image_type(int32_t type) {
     return type == BN_KV_F16 ? BN_KV_F32 : type == BN_KV_K4V8 ? BN_KV_INT8 : type;
 }
 
+/* Fill in a model whose mapping is set. */
+static bn_status read_model(bn_model *m, const bn_load_options *o, char *detail) {
+    bn_status status;
+    if (contracts())
+        return bn_fail(detail, BN_ERR_UNSUPPORTED,
+                       "this library was compiled so that its results differ from those of "
+                       "others; compile it with -ffp-contract=off");
+    if ((status = select_kernels(o->isa, &m->kernels, detail)))
+        return status;
+    if ((status = bn_file_parse(m->mapping.bytes, m->mapping.size, &m->kernels, &m->file, detail)))
+        return status;
+    if (m->file.adapter_alone)
+        return bn_fail(detail, BN_ERR_MODEL,
+                       "the file is an adapter, expected the model that it belongs to; load that, "
+                       "and the adapter with it (--adapter)");
+    if ((status = open_stacks(m, detail)))
+        return status;
+    if ((status = start_threads(o->threads, &m->pool, detail)))
+        return status;
+    if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, m->pool, detail)))
+        return status;
+    return bn_added_open(&m->file, o, &m->kernels, m->pool, &m->added, &m->n_added, detail);
+}
+
 /* Open a model from its bytes. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
@@ -103,44 +127,19 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     const bn_load_options defaults = {0};
     const bn_load_options *o = options ? options : &defaults;
     bn_model *m = calloc(1, sizeof *m);
-    bn_status status = BN_ERR_MEMORY;
     if (!m) {
         bn_mapping_close(&mapping);
-        return status;
+        return BN_ERR_MEMORY;
     }
     atomic_init(&m->users, 1);
     m->mapping = mapping;
     m->budget.most = o->cache_bytes;
     m->image_kv_type = image_type(o->image_kv_type);
-    if (contracts()) {
-        status = bn_fail(detail, BN_ERR_UNSUPPORTED,
-                         "this library was compiled so that its results differ from those of "
-                         "others; compile it with -ffp-contract=off");
-        goto error;
-    }
-    if ((status = select_kernels(o->isa, &m->kernels, detail)))
-        goto error;
-    if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
-        goto error;
-    if (m->file.adapter_alone) {
-        status =
-            bn_fail(detail, BN_ERR_MODEL,
-                    "the file is an adapter, expected the model that it belongs to; load that, "
-                    "and the adapter with it (--adapter)");
-        goto error;
-    }
-    if ((status = open_stacks(m, detail)))
-        goto error;
-    if ((status = start_threads(o->threads, &m->pool, detail)))
-        goto error;
-    if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, m->pool, detail)))
-        goto error;
-    if ((status = bn_added_open(&m->file, o, &m->kernels, m->pool, &m->added, &m->n_added, detail)))
-        goto error;
-    *model = m;
-    return BN_OK;
-error:
-    bn_model_close(m);
+    const bn_status status = read_model(m, o, detail);
+    if (status)
+        bn_model_close(m);
+    else
+        *model = m;
     return status;
 }
 
