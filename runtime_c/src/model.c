@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache.h"
 #include "draft.h"
 #include "model.h"
 #include "system/status.h"
@@ -227,95 +226,4 @@ size_t bn_most_rank(const bn_model *m, const bn_stack *stack) {
     for (int32_t i = 0; i < m->n_added && stack == &m->stack; i++)
         most = m->added[i].adapter.rank > most ? m->added[i].adapter.rank : most;
     return most;
-}
-
-uint64_t bn_model_cache_bytes(const bn_model *m) {
-    return m ? atomic_load(&m->budget.used) : 0;
-}
-
-bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
-    if (!m || !info)
-        return BN_ERR_ARGUMENT;
-    const bn_stack *stack = bn_reads(m) ? &m->stack : &m->vision;
-    const bn_config *c = &stack->config;
-    bn_model_info of_images = {0};
-    *info = (bn_model_info){.vocab_size = c->vocab_size,
-                            .dim = c->dim,
-                            .n_layers = c->n_layers,
-                            .n_heads = c->n_heads,
-                            .n_kv_heads = c->n_kv_heads,
-                            .head_dim = c->head_dim,
-                            .ffn_dim = c->ffn_dim,
-                            .max_context = c->max_context,
-                            .has_text = (uint32_t)bn_reads(m),
-                            .has_head = c->has_head,
-                            .has_embedding = stack->embedding.data != NULL,
-                            .has_draft = stack->draft != NULL,
-                            .pooling = bn_reads(m) ? c->pooling : 0,
-                            .width = (uint32_t)bn_width(c),
-                            .mask = c->mask,
-                            .sliding_window = c->sliding_window,
-                            .file_bytes = m->mapping.size,
-                            .threads = bn_pool_running(m->pool),
-                            .isa = m->kernels.isa};
-    for (int32_t type = 0; type < BN_KV_TYPES && bn_reads(m); type++) {
-        uint64_t *local =
-            c->mask == BN_MASK_CAUSAL ? info->kv_window_bytes_per_token : info->kv_bytes_per_token;
-        info->kv_bytes_per_token[type] = bn_cache_token_bytes(&m->stack, type, 0);
-        local[type] += bn_cache_token_bytes(&m->stack, type, 1);
-    }
-    bn_stack_count(stack, info);
-    if (stack != &m->vision && bn_sees(m))
-        bn_stack_count(&m->vision, &of_images);
-    info->ternary_weights += of_images.ternary_weights;
-    return BN_OK;
-}
-
-bn_status bn_model_get_image_info(const bn_model *m, bn_image_info *info) {
-    if (!m || !info)
-        return BN_ERR_ARGUMENT;
-    if (!bn_sees(m))
-        return BN_ERR_INPUT;
-    const bn_config *c = &m->vision.config, *text = bn_reads(m) ? &m->stack.config : c;
-    const bn_config *alike = text->similarity_scale > 0 ? text : c;
-    bn_model_info costs = {0};
-    bn_stack_count_layers(&m->vision, &costs);
-    *info = (bn_image_info){.image_size = c->image_size,
-                            .patch_size = c->patch_size,
-                            .channels = c->channels,
-                            .n_tokens = c->max_context,
-                            .width = (uint32_t)bn_width(c),
-                            .pooled = c->pooling != 0,
-                            .image_token = text->image_token ? (int32_t)text->image_token : -1,
-                            .similarity_scale = alike->similarity_scale,
-                            .similarity_bias = alike->similarity_bias,
-                            .macs_per_image = costs.macs_per_token * c->max_context};
-    memcpy(info->pixel_mean, c->pixel_mean, sizeof c->pixel_mean);
-    memcpy(info->pixel_std, c->pixel_std, sizeof c->pixel_std);
-    return BN_OK;
-}
-
-bn_status bn_model_get_section(const bn_model *m, bn_section which, const uint8_t **bytes,
-                               size_t *size) {
-    if (!m || !bytes || !size || which < BN_SECTION_METADATA || which > BN_SECTION_TEMPLATE)
-        return BN_ERR_ARGUMENT;
-    *bytes = m->file.section[which];
-    *size = m->file.section_size[which];
-    return BN_OK;
-}
-
-bn_status bn_model_get_adapter(const bn_model *m, int32_t i, const uint8_t **bytes, size_t *size) {
-    if (!m || i < 1 || i > m->n_added || !bytes || !size)
-        return BN_ERR_ARGUMENT;
-    *bytes = m->added[i - 1].file.bytes;
-    *size = m->added[i - 1].file.size;
-    return BN_OK;
-}
-
-bn_status bn_model_get_file(const bn_model *m, const uint8_t **bytes, size_t *size) {
-    if (!m || !bytes || !size)
-        return BN_ERR_ARGUMENT;
-    *bytes = m->file.bytes;
-    *size = m->file.size;
-    return BN_OK;
 }

@@ -6,8 +6,7 @@
 
 #include <stdlib.h>
 
-#include "linear/sketch.h"
-#include "screen.h"
+#include "added.h"
 #include "system/status.h"
 
 /* Refuse valid configurations that this engine does not support yet. */
@@ -171,56 +170,4 @@ void bn_stack_close(bn_stack *stack) {
     free(stack->layers);
     free(stack->networks);
     *stack = (bn_stack){0};
-}
-
-/* Adds what one matrix costs. */
-static void count(bn_model_info *info, const bn_tensor *t) {
-    uint64_t scales = 0;
-    bn_tensor_scale_size(t->scale_scope, t->rows, t->cols, &scales);
-    info->bytes_per_token += t->bytes + scales;
-    if (t->encoding && t->encoding->ternary) {
-        info->ternary_weights += (uint64_t)t->rows * t->cols;
-        info->macs_per_token += (uint64_t)t->rows * t->cols;
-    }
-}
-
-/* Add the cost of a layer's networks; of experts, only those that a token uses. */
-static void count_networks(bn_model_info *info, const bn_ffn *ffn, size_t n) {
-    bn_model_info all = {0};
-    for (size_t i = 0; i < n; i++) {
-        count(&all, &ffn->networks[i].gate);
-        count(&all, &ffn->networks[i].up);
-        count(&all, &ffn->networks[i].down);
-    }
-    const size_t taken = ffn->router.data ? ffn->choice.taken : 1;
-    info->ternary_weights += all.ternary_weights;
-    info->bytes_per_token += all.bytes_per_token / n * taken; /* all experts cost the same */
-    info->macs_per_token += all.macs_per_token / n * taken;
-    count(info, &ffn->router);
-}
-
-void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info) {
-    for (uint32_t i = 0; i < stack->config.n_layers; i++) {
-        const bn_layer *l = &stack->layers[i];
-        const bn_tensor *matrices[] = {&l->q, &l->k, &l->v, &l->o};
-        for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++)
-            count(info, matrices[j]);
-        count_networks(info, &l->ffn, bn_ffn_networks(&stack->config));
-    }
-}
-
-void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
-    bn_model_info besides = {0}; /* not part of decoding a token */
-    bn_stack_count_layers(stack, info);
-    if (stack->pooling)
-        bn_stack_count_layers(stack->pooling, &besides);
-    if (stack->draft) {
-        bn_stack_count_layers(stack->draft, &besides);
-        count(&besides, &stack->draft->join.projection);
-    }
-    info->ternary_weights += besides.ternary_weights;
-    count(info, &stack->head);
-    if (bn_head_screens(stack))
-        info->bytes_per_token -=
-            bn_sketch_at(stack->head.rows, stack->head.cols).tiles; /* its codes */
 }

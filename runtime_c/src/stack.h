@@ -65,8 +65,4 @@ static inline size_t bn_width(const bn_config *c) {
     return c->out_dim > 0 ? c->out_dim : c->dim;
 }
 
-/* Add the cost per token of the layers; of the layers and the head. */
-void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info);
-void bn_stack_count(const bn_stack *stack, bn_model_info *info);
-
 #endif
