@@ -23,10 +23,12 @@ size_t bn_cache_size(const bn_cache *cache) {
 /* Give the text a new arena to write to. Returns 0 if out of memory. */
 static int make_arena(bn_cache *cache, bn_cache_part *part) {
     bn_arena *arena = bn_arena_new(cache->budget, bn_cache_part_blocks(part), part->block);
-    if (arena && part->own)
+    if (!arena)
+        return 0;
+    if (part->own)
         bn_arena_leave(part->own);
-    part->own = arena ? arena : part->own;
-    return arena != NULL;
+    part->own = arena;
+    return 1;
 }
 
 int bn_cache_begin(bn_cache *cache, bn_arena **table, bn_budget *budget) {
@@ -46,17 +48,13 @@ static void release(bn_cache_part *part, size_t block) {
     part->blocks[block] = NULL;
 }
 
-static void drop_arena(bn_cache_part *part) {
-    if (part->own)
-        bn_arena_leave(part->own);
-    part->own = NULL;
-}
-
 void bn_cache_end(bn_cache *cache) {
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
         for (size_t block = 0; block < bn_cache_part_blocks(p); block++)
             release(p, block);
-        drop_arena(p);
+        if (p->own)
+            bn_arena_leave(p->own);
+        p->own = NULL;
     }
 }
 

@@ -92,9 +92,11 @@ bn_status bn_draft_open(const bn_file *f, uint32_t index, const bn_kernels *kern
     bn_status status = check_together(&text->config, c, detail);
     if (!status)
         status = check_supported(&text->config, c, detail);
-    bn_stack *draft = status ? NULL : calloc(1, sizeof *draft);
+    if (status)
+        return status;
+    bn_stack *draft = calloc(1, sizeof *draft);
     if (!draft)
-        return status ? status : BN_ERR_MEMORY;
+        return BN_ERR_MEMORY;
     status = bn_stack_open(f, index, kernels, draft, detail);
     if (status) {
         free(draft);

@@ -60,7 +60,6 @@ static size_t work_of(const bn_group *groups, size_t n_groups) {
 }
 
 void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
-    size_t items = 0;
     for (bn_group *g = groups; g < groups + n_groups; g++) {
         g->panels = 0;
         for (g->together = 0; g->together < g->n; g->together++) {
@@ -70,7 +69,8 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
         }
     }
     bn_linear_lookup(o, groups, n_groups);
-    const size_t low = items = bn_low_items(o, groups, n_groups);
+    const size_t low = bn_low_items(o, groups, n_groups);
+    size_t items = low;
     for (bn_group *g = groups; g < groups + n_groups; g++) {
         g->before = items;
         items += g->rows > g->done ? (g->panels + unit_of(g) - 1) / unit_of(g) : 0;

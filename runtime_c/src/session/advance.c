@@ -257,17 +257,16 @@ static void verify_all(pass *p) {
 static void fail(pass *p, bn_status status) {
     bn_entry *first = p->items->entry;
     const int32_t most = first->most;
-    for (int32_t i = 0; i < p->n && p->n > 1; i++)
-        bn_advance(p->b, p->items[i].entry, 1, p->step);
-    if (p->n > 1)
-        return;
-    if (p->items->n == 0) {
+    if (p->n > 1) {
+        for (int32_t i = 0; i < p->n; i++)
+            bn_advance(p->b, p->items[i].entry, 1, p->step);
+    } else if (p->items->n > 0) {
+        first->most = 1;
+        bn_advance(p->b, first, 1, p->step);
+        first->most = most;
+    } else {
         first->status = status;
-        return;
     }
-    first->most = 1;
-    bn_advance(p->b, first, 1, p->step);
-    first->most = most;
 }
 
 int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {

@@ -199,12 +199,12 @@ bn_status bn_batch_run(bn_batch *b) {
         status = give_wanted(b);
     for (size_t i = 0; i < b->n; i++) {
         bn_session *s = rows[i].session;
-        if (status && s->position == 0)
+        if (!status) {
+            s->tokens[rows[i].position] = rows[i].token;
+            s->position = rows[i].position + 1;
+        } else if (s->position == 0) {
             s->cache.prefix = s->cache.written = 0; /* the session stays empty */
-        if (status)
-            continue;
-        s->tokens[rows[i].position] = rows[i].token;
-        s->position = rows[i].position + 1;
+        }
     }
     return status;
 }

@@ -259,13 +259,13 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
         .session = s, .sampler = sampler, .token = token, .most = bn_smaller(most, room)};
     if (!status)
         status = bn_check_sampler(sampler, s->stack->config.vocab_size);
-    const int guesses_any = !status && s->stack->draft && g.most > 0;
-    if (guesses_any)
+    const int none = !s->stack->draft || g.most < 1;
+    if (!status && !none)
         status = bn_session_reserve(s, g.most + 1);
     if (status)
         return status;
     *n = 0;
-    if (!guesses_any)
+    if (none)
         return BN_OK;
     bn_workspace *w = bn_turn_begin(s->model);
     bn_guess(&(bn_guesses *){&g}, 1, w, NULL);
