@@ -74,10 +74,8 @@ bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, siz
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
     const bn_cache_part *local = &cache->parts[1];
     size_t least = cache->prefix;
-    if (local->layers && cache->written > local->slots) {
-        const size_t kept = cache->written - local->slots + c->sliding_window - 1;
-        least = kept > least ? kept : least;
-    }
+    if (local->layers && cache->written > local->slots)
+        least = bn_max(least, cache->written - local->slots + c->sliding_window - 1);
     return least;
 }
 

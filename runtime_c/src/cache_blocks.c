@@ -94,7 +94,7 @@ typedef struct range {
 static range range_of(const bn_cache_part *part, size_t position, size_t n) {
     const size_t first = position / BN_BLOCK_KEYS, all = bn_cache_part_blocks(part);
     const size_t end = (position + n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
-    return (range){.first = first, .n = !part->layers ? 0 : end - first < all ? end - first : all};
+    return (range){.first = first, .n = part->layers ? bn_min(end - first, all) : 0};
 }
 
 static size_t nth(const bn_cache_part *part, range r, size_t i) {
@@ -174,5 +174,5 @@ void bn_cache_repeat(bn_cache *cache, size_t n) {
                        p->block);
         }
     }
-    cache->written = cache->written > n ? cache->written : n;
+    cache->written = bn_max(cache->written, n);
 }

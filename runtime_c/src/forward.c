@@ -113,9 +113,8 @@ static void take_adapters(bn_pass *p) {
 /* Run at most `most` rows starting at `first`, with this scratch memory. */
 static void run_piece(bn_pass *p, const bn_workspace *scratch, size_t first, size_t most,
                       const bn_layer *l, bn_step *step) {
-    const size_t left = p->rows - first;
     bn_workspace w = bn_workspace_from(scratch, &p->stack->config, first);
-    bn_pass piece = {.m = p->m, .stack = p->stack, .w = &w, .rows = left < most ? left : most};
+    bn_pass piece = {.m = p->m, .stack = p->stack, .w = &w, .rows = bn_min(p->rows - first, most)};
     take_adapters(&piece);
     step(&piece, l);
     if (piece.not_finite)

@@ -43,12 +43,11 @@ typedef struct bn_part {
 /* Rows that go through a mixture at a time, at most `batch`; experts that they can use. */
 static inline size_t bn_mixture_rows(const bn_config *c, size_t batch) {
     const size_t most = BN_SLOTS / c->experts_per_token;
-    return most == 0 ? 1 : most < batch ? most : batch;
+    return most == 0 ? 1 : bn_min(most, batch);
 }
 
 static inline size_t bn_mixture_experts(const bn_config *c, size_t rows) {
-    const size_t slots = rows * c->experts_per_token;
-    return slots < c->n_experts ? slots : c->n_experts;
+    return bn_min(rows * c->experts_per_token, c->n_experts);
 }
 
 void bn_mixture(struct bn_pass *p, const bn_ffn *ffn);

@@ -224,6 +224,6 @@ void bn_model_close(bn_model *m) {
 size_t bn_most_rank(const bn_model *m, const bn_stack *stack) {
     size_t most = stack->own.rank;
     for (int32_t i = 0; i < m->n_added && stack == &m->stack; i++)
-        most = m->added[i].adapter.rank > most ? m->added[i].adapter.rank : most;
+        most = bn_max(most, m->added[i].adapter.rank);
     return most;
 }

@@ -117,7 +117,7 @@ static void plain_rows(void *context, int32_t thread, size_t first, size_t end) 
     for (size_t row = first; row < end; row++) {
         float *h = place_of(a, row, first);
         for (size_t i = 0; i < F; i += PIECE)
-            a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
+            a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, bn_min(F - i, PIECE));
         finish_row(a, row, h);
     }
 }

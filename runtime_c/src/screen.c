@@ -62,7 +62,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const bn_tensor *t = c->head;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t first = panel * BN_PANEL;
-    const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
+    const size_t stop = bn_min(end * BN_PANEL, t->rows);
     int32_t *acc = w->in.acc + (size_t)thread * w->in.acc_stride;
     c->m->kernels.products.sketch_matmul(
         &(bn_matmul){.acc = acc,
@@ -175,7 +175,7 @@ static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, 
     float least = INFINITY;
     for (size_t i = 0; i < k && i < V; i++) {
         size_t first, end;
-        bn_share(V, (int32_t)i, (int32_t)(k < V ? k : V), &first, &end);
+        bn_share(V, (int32_t)i, (int32_t)bn_min(k, V), &first, &end);
         least = fminf(least, kernels->vectors.max(x + first, end - first));
     }
     return least;
@@ -237,8 +237,7 @@ static void take_sample(screen *c, const bn_wanted *wanted) {
     const bn_kernels *kernels = &c->of.m->kernels;
     const float *y = c->of.logits;
     const size_t k = wanted->k + wanted->n; /* those to be changed may be among them */
-    const size_t n =
-        bn_largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, -INFINITY, top);
+    const size_t n = bn_largest(kernels, y, c->of.head->rows, bn_max(k, SAMPLE), -INFINITY, top);
     bn_linear_int8_rows(&c->of.w->in, c->of.head, top, n, right);
     for (size_t i = 0; i < n; i++) {
         const float e = (right[i] - y[top[i]]) / deviation(c, top[i]);

@@ -19,7 +19,7 @@ enum { ROOM = 512 }; /* minimum room for rows of several texts with a non-causal
 
 size_t bn_score_rows(const bn_stack *stack, size_t batch) {
     const size_t rows = SCORE_FLOATS / bn_max(stack->config.vocab_size, 1);
-    return rows < 1 ? 1 : rows < batch ? rows : batch;
+    return rows < 1 ? 1 : bn_min(rows, batch);
 }
 
 /* Inputs of a linear, for `rows` rows. */
@@ -81,7 +81,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, b
     /* weight rows computed together; the head computes as many at a time */
     const size_t rows =
         (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
-    w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
+    w->in.lookup_rows = bn_min(rows, BN_LOOKUP_ROWS);
     w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
                        BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));
@@ -173,8 +173,7 @@ bn_workspace bn_workspace_alone(const bn_workspace *w, const bn_config *c, size_
 }
 
 size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
-    const size_t rows = w->slots && w->slots->rows < w->batch ? w->slots->rows : w->batch;
-    return rows / threads;
+    return (w->slots ? bn_min(w->slots->rows, w->batch) : w->batch) / threads;
 }
 
 /* What a feed-forward network needs, starting at `row`. */

@@ -46,16 +46,16 @@ static const char *foreign_format(const uint8_t *bytes, size_t size) {
         return "a safetensors file; bitnet convert makes a packed file of the folder it is in";
     if (size > 2 && bytes[0] == 0x08 && bytes[1] < 32 && bytes[2] == 0x12)
         return "an ONNX model"; /* ir_version, then producer_name */
-    if (bn_all_zero(bytes, size < BN_ALIGN ? size : BN_ALIGN))
+    if (bn_all_zero(bytes, bn_min(size, BN_ALIGN)))
         return "zeros, perhaps an interrupted download";
     return NULL;
 }
 
 bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail) {
     char found[3 * sizeof magic + 1] = "";
-    if (memcmp(bytes, magic, size < sizeof magic ? size : sizeof magic) == 0)
+    if (memcmp(bytes, magic, bn_min(size, sizeof magic)) == 0)
         return BN_OK;
-    const char *name = foreign_format(bytes, size < LOOK ? size : LOOK);
+    const char *name = foreign_format(bytes, bn_min(size, LOOK));
     if (name != NULL)
         return bn_fail(detail, BN_ERR_MAGIC, "expected a packed bitnet file, this is %s", name);
     for (size_t i = 0; i < sizeof magic && i < size; i++)

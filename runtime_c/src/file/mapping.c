@@ -91,7 +91,7 @@ static bn_status read_part(int fd, uint8_t *bytes, size_t done, size_t end, size
 
 static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
     uint8_t head[4096]; /* identify the file before allocating memory for all of it */
-    const size_t begin = m->size < sizeof head ? m->size : sizeof head;
+    const size_t begin = bn_min(m->size, sizeof head);
     bn_status status = read_part(fd, head, 0, begin, m->size, detail);
     if (status == BN_OK)
         status = bn_file_begins(head, begin, detail);

@@ -64,9 +64,9 @@ typedef struct data_pass {
 /* Advance to `end`, where the bytes that `rule` applies to end, or to the end of the part. */
 static void go_on(const data_pass *pass, data_part *part, uint64_t end, const bn_rule *rule,
                   size_t tensor) {
-    end = end < part->end ? end : part->end;
+    end = bn_min(end, part->end);
     while (part->at < end) {
-        const size_t n = end - part->at < BLOCK ? (size_t)(end - part->at) : BLOCK;
+        const size_t n = bn_min(end - part->at, BLOCK);
         const uint8_t *block = pass->file->data + part->at;
         part->crc = pass->kernels->bytes.crc32(part->crc, block, n);
         if (part->broken == NULL && rule->broken != NULL && rule->broken(block, n)) {
@@ -83,8 +83,7 @@ static void pass_part(data_pass *pass, int32_t index) {
     size_t first, last;
     bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, index, pass->n_parts, &first, &last);
     part.begin = part.at = (uint64_t)first * BN_ALIGN;
-    part.end =
-        (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
+    part.end = bn_min(last * BN_ALIGN, file->data_size);
     for (size_t i = 0; i < file->n_tensors; i++) { /* the table is in the order of DATA */
         const bn_record r = file->tensors[i];
         const bn_encoding *encoding =

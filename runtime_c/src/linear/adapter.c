@@ -71,8 +71,8 @@ static size_t find(const job *j, const bn_group *g, size_t item, place *where) {
          i < (j->which == BN_TOGETHER ? g->together : g->n); i++) {
         const size_t n = blocks_across(j, &g->products[i]) * down;
         if (item >= items && item < items + n) {
-            const size_t row = (item - items) % down * ROWS, left = g->rows - row;
-            *where = (place){g, i, row, left < ROWS ? left : ROWS, (item - items) / down};
+            const size_t row = (item - items) % down * ROWS;
+            *where = (place){g, i, row, bn_min(g->rows - row, ROWS), (item - items) / down};
         }
         items += n;
     }
@@ -184,10 +184,10 @@ void bn_lower(const bn_operands *o, const bn_group *groups, size_t n_groups, siz
     size_t before = 0;
     for (int kind = 0; kind < KINDS && first < end; kind++) {
         job j = {o, groups, n_groups, BN_ALL, kind, 0};
-        const size_t items = count(&j), stop = end < before + items ? end : before + items;
+        const size_t items = count(&j), stop = bn_min(end, before + items);
         if (first < stop)
             run_items(&j, 0, first - before, stop - before);
-        first = first > stop ? first : stop;
+        first = bn_max(first, stop);
         before += items;
     }
 }

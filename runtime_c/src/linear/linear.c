@@ -99,7 +99,7 @@ void bn_linear_alone(const bn_operands *o, int32_t thread, size_t first, size_t 
     const size_t panels = bn_panels(product->w);
     int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
     for (size_t panel = 0; panel < panels; panel += CHUNK_PANELS) {
-        const size_t n = panels - panel < CHUNK_PANELS ? panels - panel : CHUNK_PANELS;
+        const size_t n = bn_min(panels - panel, CHUNK_PANELS);
         product->w->encoding->multiply(&in, product, panel, n, acc);
     }
 }

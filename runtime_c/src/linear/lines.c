@@ -54,7 +54,7 @@ static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t r0
         in->o->kernels->products.ternary_rows(&lines);
     const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
-        const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
+        const size_t n = bn_min(end - r0, BN_CHUNK_ROWS);
         for (size_t r = 0; r < n; r++)
             acc[r] = in->o->q_sum[in->first]; /* means 0: Σq is subtracted (bn_scaling.q_sums) */
         for (; i < lines.n && list[i] < r0 + n; i++)
@@ -99,7 +99,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
     uint64_t lines_read = 0;
     memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
     for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
-        const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
+        const size_t stop = bn_min(t->cols, k + BN_LIST_MOST);
         const size_t n = list_columns(list, value, input(in), k, stop);
         const bn_lines lines = {.acc = acc,
                                 .lines = t->data + block * BN_TILE_BYTES,
@@ -112,7 +112,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
             in->o->kernels->products.ternary_columns(&lines);
         lines_read += n;
     }
-    const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
+    const size_t r0 = block * BLOCK, stop = bn_min(end * BLOCK, t->rows);
     bn_scale_sums(in, p, acc, 0, BN_ONE_MORE, r0, stop - r0);
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
@@ -129,8 +129,7 @@ static void run_columns(void *context, int32_t thread, size_t share, size_t last
             const bn_input in = {o, j->in->first + b, 1};
             const bn_product p = bn_product_from(j->p, b);
             for (size_t i = first; i < end; i += BLOCKS_MOST)
-                o->skipped[thread] +=
-                    multiply_columns(&in, &p, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+                o->skipped[thread] += multiply_columns(&in, &p, i, bn_min(end, i + BLOCKS_MOST));
         }
     }
 }

@@ -24,7 +24,7 @@ static void multiply(const bn_input *in, const bn_product *p, size_t panel, size
     const bn_tensor *t = p->w;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
-    const size_t end = r0 + stride < t->rows ? r0 + stride : t->rows;
+    const size_t end = bn_min(r0 + stride, t->rows);
     int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
     o->kernels->products.ternary_lookup(
         &(bn_matmul){.acc = acc,
@@ -46,7 +46,7 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     for (; item < last; item++) {
         const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
         const size_t at = item - g->before, b = at % g->columns * most;
-        const bn_input in = {j->o, g->first + b, g->done - b < most ? g->done - b : most};
+        const bn_input in = {j->o, g->first + b, bn_min(g->done - b, most)};
         size_t first, end, panel, panels;
         bn_share(g->panels, (int32_t)(at / g->columns), (int32_t)g->blocks, &first, &end);
         while (first < end) {
@@ -100,8 +100,7 @@ void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
         return;
     items = 0;
     for (bn_group *g = groups; g < end; g++) {
-        const size_t most = g->columns * o->kernels->products.lookup_tokens;
-        g->done = g->rows < most ? g->rows : most;
+        g->done = bn_min(g->rows, g->columns * o->kernels->products.lookup_tokens);
         g->before = items;
         items += g->blocks * g->columns;
     }

@@ -99,8 +99,7 @@ static inline const bn_product *bn_next_part(const bn_product *p, size_t *first,
                                              size_t *panel, size_t *n) {
     for (*panel = *first; *panel >= bn_panels(p->w); p++)
         *panel -= bn_panels(p->w);
-    const size_t left = bn_panels(p->w) - *panel;
-    *n = end - *first < left ? end - *first : left;
+    *n = bn_min(end - *first, bn_panels(p->w) - *panel);
     *first += *n;
     return p;
 }

@@ -9,7 +9,7 @@
 
 /* Number of matrix rows in n panels from row r0 on; the last panel may be partial. */
 static inline size_t bn_rows_of(const bn_tensor *t, size_t r0, size_t n) {
-    return r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
+    return bn_min(n * BN_PANEL, t->rows - r0);
 }
 
 /* Writes n values to outputs r0, r0 + 1, ... of row b, plus bias, or accumulates them. `value` is

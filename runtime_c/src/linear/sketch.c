@@ -38,7 +38,7 @@ static size_t row_bytes(size_t cols) {
 }
 
 static void begin_chunks(bn_chunk *chunk, size_t cols) {
-    chunk->size = row_bytes(cols < CHUNK ? cols : CHUNK);
+    chunk->size = row_bytes(bn_min(cols, CHUNK));
     chunk->c = chunk->rows, chunk->s = chunk->c + chunk->size, chunk->one = chunk->s + chunk->size;
     memset(chunk->one, 1, chunk->size);
 }
@@ -105,7 +105,7 @@ static int is_right(const bn_sketch *of, size_t row, bn_chunk *chunk) {
         t = (int64_t)fmax(1, rint(sqrt((double)sums.cc / cols)));
         sums = (bn_sums){0};
         for (size_t k = 0; k < of->cols; k += CHUNK) {
-            const size_t n = of->cols - k < CHUNK ? of->cols - k : CHUNK;
+            const size_t n = bn_min(of->cols - k, CHUNK);
             memcpy(chunk->c, codes + k, n);
             memset(chunk->c + n, 0, chunk->size - n);
             if (pass == 1)

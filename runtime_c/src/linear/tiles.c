@@ -76,7 +76,7 @@ void bn_sum_groups(const bn_operands *o, size_t row, size_t width) {
     const int8_t *q = o->q + row * o->q_stride;
     int32_t *sums = o->group_sums + row * o->group_sums_stride;
     for (size_t k = 0; k < width; k += BN_SCALE_GROUP_K) {
-        const size_t end = width - k < BN_SCALE_GROUP_K ? width : k + BN_SCALE_GROUP_K;
+        const size_t end = bn_min(width, k + BN_SCALE_GROUP_K);
         int32_t sum = 0;
         for (size_t i = k; i < end; i++)
             sum += q[i];

@@ -81,7 +81,7 @@ static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
 /* Room for rows of guesses. */
 static int32_t room_of(const pass *p) {
     const size_t rows = p->b->w->batch - p->rows, scores = p->b->w->score_rows - p->scored;
-    return (int32_t)(rows < scores ? rows : scores);
+    return (int32_t)bn_min(rows, scores);
 }
 
 /* Guesses that a text wants and can use, within `room`. */

@@ -98,7 +98,7 @@ static bn_status give_probability(const bn_batch *b) {
     const size_t V = b->stack->config.vocab_size;
     float *scores = b->w->scores;
     for (size_t first = 0, rows; first < b->n; first += rows) {
-        rows = b->n - first < b->w->score_rows ? b->n - first : b->w->score_rows;
+        rows = bn_min(b->n - first, b->w->score_rows);
         const bn_status status = bn_head(b->m, b->stack, b->w, first, rows, scores);
         if (status)
             return status;

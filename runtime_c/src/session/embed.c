@@ -55,8 +55,7 @@ static int32_t count_rows(const texts *t, int32_t room, int empty) {
     const int32_t left = t->lengths[t->text] - t->at;
     if (s->stack->config.mask == BN_MASK_BIDIRECTIONAL)
         return empty || left <= room ? left : 0;
-    room = room < s->batch ? room : s->batch;
-    return left < room ? left : room;
+    return bn_smaller(left, bn_smaller(room, s->batch));
 }
 
 static void add_rows(bn_batch *b, texts *t, int32_t n) {
@@ -118,7 +117,7 @@ static bn_status project(const texts *t, float *out) {
     bn_status status = BN_OK;
     for (size_t first = 0, rows; first < n && !status; first += rows) {
         const bn_workspace *w = bn_turn_begin(t->sessions[0]->model);
-        rows = n - first < w->batch ? n - first : w->batch;
+        rows = bn_min(n - first, w->batch);
         for (size_t i = 0; i < rows; i++)
             load_pool(t->sessions[first + i], w->in.h + i * w->in.wide);
         status = bn_leave(stack, w, rows, out + first * width);

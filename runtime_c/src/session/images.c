@@ -67,7 +67,7 @@ static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
     k.cache_bytes = lay_out(&cache, m, stack, k.each, NULL);
     if (stack->pooling) {
         const size_t of_pool = lay_out(&cache, m, stack->pooling, k.each, NULL);
-        k.cache_bytes = of_pool > k.cache_bytes ? of_pool : k.cache_bytes;
+        k.cache_bytes = bn_max(of_pool, k.cache_bytes);
     }
     return k;
 }

@@ -175,7 +175,7 @@ static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
     int32_t token = INT32_MAX;
     for (size_t i = 0; i < n; i++) {
         if (i % TOGETHER == 0)
-            noise_of(u, c + i, n - i < TOGETHER ? n - i : TOGETHER, draw, kernels);
+            noise_of(u, c + i, bn_min(n - i, TOGETHER), draw, kernels);
         const double w = (double)weights[i];
         if (1 - u[i % TOGETHER] > soonest * w)
             continue;
@@ -200,7 +200,7 @@ static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab,
         n = take_all(c, of);
         if (k < vocab)
             sort(c, n, room.spare);
-        n = n < k ? n : k;
+        n = bn_min(n, k);
     }
     const double total = weigh(w, c, n, best, draw->temperature, kernels);
     if (k == vocab && (s->top_p < 1 || s->min_p > 0)) {

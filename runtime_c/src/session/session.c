@@ -44,8 +44,7 @@ static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *
     s->adapter = o->adapter;
     s->drafted = o->no_draft ? -1 : 0;
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
-    s->batch = o->batch ? o->batch : DEFAULT_BATCH;
-    s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
+    s->batch = bn_smaller(o->batch ? o->batch : DEFAULT_BATCH, s->n_ctx);
     bn_cache_plan(&s->cache, s->stack, (size_t)s->n_ctx, (size_t)s->batch);
     lay_out(s, NULL);
     return BN_OK;
@@ -165,7 +164,7 @@ bn_status bn_session_cut(bn_session *s, int32_t n) {
     bn_cache_forget(&s->cache, (size_t)n);
     if (n < s->position) {
         if (n <= s->drafted + s->trailing) { /* otherwise the draft was behind anyway */
-            s->drafted = s->drafted < n ? s->drafted : n;
+            s->drafted = bn_smaller(s->drafted, n);
             s->trailing = n - s->drafted;
         }
         s->position = n;

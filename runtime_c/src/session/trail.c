@@ -31,7 +31,7 @@ static bn_status run(bn_session *s, bn_workspace *w, int32_t place, int32_t n,
                      const float *states) {
     bn_status status = bn_cache_prepare(&s->cache, (size_t)place, (size_t)n);
     for (int32_t at = 0, rows; at < n && !status; at += rows) {
-        rows = n - at < s->batch ? n - at : s->batch;
+        rows = bn_smaller(n - at, s->batch);
         bn_trail_rows(w, 0, s, place + at, rows, states + (size_t)at * s->stack->config.dim);
         status = bn_forward_keys(s->model, s->stack->draft, w, (size_t)rows);
     }
