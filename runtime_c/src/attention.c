@@ -156,7 +156,7 @@ static chunks chunks_of(const bn_pass *p, const bn_layer *l) {
     const bn_mask mask = mask_of(p, l, 0);
     chunks s = {.low = bn_mask_first(mask, position) / BN_CHUNK_KEYS,
                 .keys = bn_mask_end(mask, position + p->rows - 1)};
-    s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
+    s.n = bn_div_up(s.keys, BN_CHUNK_KEYS) - s.low;
     s.m = p->w->partial;
     s.l = s.m + s.n * p->rows * c->n_heads;
     s.o = s.l + s.n * p->rows * c->n_heads;

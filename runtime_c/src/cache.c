@@ -10,14 +10,10 @@
 
 enum { ALIGN = 64 };
 
-static size_t round_up(size_t n, size_t to) {
-    return (n + to - 1) / to * to;
-}
-
 /* Non-causal masks need all slots: such a pass reads only after all its rows are written. */
 static size_t slots_of(const bn_config *c, size_t part, size_t n_ctx, size_t batch) {
-    const size_t all = round_up(n_ctx, BN_LANES);
-    const size_t ring = round_up(c->sliding_window - 1 + batch, BN_CHUNK_KEYS);
+    const size_t all = bn_round_up(n_ctx, BN_LANES);
+    const size_t ring = bn_round_up(c->sliding_window - 1 + batch, BN_CHUNK_KEYS);
     return part == 1 && c->sliding_window && c->mask == BN_MASK_CAUSAL && ring < all ? ring : all;
 }
 
@@ -42,11 +38,11 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
                                 .heads = heads,
                                 .row = position_bytes(kv, heads, c->head_dim)};
         const size_t keys = bn_min(slots, BN_BLOCK_KEYS); /* per block */
-        part->values = round_up(keys * part->key, ALIGN);
-        part->head = part->values + round_up(keys * part->value, ALIGN);
+        part->values = bn_round_up(keys * part->key, ALIGN);
+        part->head = part->values + bn_round_up(keys * part->value, ALIGN);
         if (kv->value_scaled) {
             part->scales = part->head;
-            part->head += round_up(keys * sizeof(float), ALIGN);
+            part->head += bn_round_up(keys * sizeof(float), ALIGN);
         }
         part->block = heads * part->head;
         part->bytes = bn_cache_part_blocks(part) * part->block;

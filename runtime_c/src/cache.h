@@ -48,7 +48,7 @@ typedef struct bn_cache_part {
 } bn_cache_part;
 
 static inline size_t bn_cache_part_blocks(const bn_cache_part *part) {
-    return (part->slots + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+    return bn_div_up(part->slots, BN_BLOCK_KEYS);
 }
 
 /* A head of a layer, at byte offset `at` in every block. */

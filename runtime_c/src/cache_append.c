@@ -45,8 +45,7 @@ static bn_quantizing encoding(const stored *a, encoded *to, const float *x) {
                            .s = to->scales,
                            .sums = to->sums,
                            .x = x,
-                           .q_stride =
-                               (a->E * sizeof *x + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN,
+                           .q_stride = bn_round_up(a->E * sizeof *x, BN_Q_ALIGN),
                            .x_stride = a->stride,
                            .n = a->E,
                            .rows = a->rows};

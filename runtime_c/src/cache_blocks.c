@@ -62,8 +62,7 @@ void bn_cache_end(bn_cache *cache) {
  * released. */
 void bn_cache_forget(bn_cache *cache, size_t n) {
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
-        for (size_t block = (n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
-             block < bn_cache_part_blocks(p); block++)
+        for (size_t block = bn_div_up(n, BN_BLOCK_KEYS); block < bn_cache_part_blocks(p); block++)
             release(p, block);
     }
     if (n == 0)
@@ -93,7 +92,7 @@ typedef struct range {
 
 static range range_of(const bn_cache_part *part, size_t position, size_t n) {
     const size_t first = position / BN_BLOCK_KEYS, all = bn_cache_part_blocks(part);
-    const size_t end = (position + n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+    const size_t end = bn_div_up(position + n, BN_BLOCK_KEYS);
     return (range){.first = first, .n = part->layers ? bn_min(end - first, all) : 0};
 }
 

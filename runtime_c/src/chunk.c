@@ -24,7 +24,7 @@ static void score(const bn_block *b, size_t begin, size_t end) {
         const bn_kv_piece at = find(b, key, end);
         a.scores = b->scores + (key - begin);
         a.k = at.k;
-        a.tiles = (at.slots + BN_LANES - 1) / BN_LANES;
+        a.tiles = bn_div_up(at.slots, BN_LANES);
         b->m->kernels.attention[b->type].qk(&a);
     }
 }
@@ -65,7 +65,7 @@ static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size
 }
 
 static size_t whole_tiles(size_t keys) {
-    return (keys + BN_LANES - 1) / BN_LANES * BN_LANES;
+    return bn_round_up(keys, BN_LANES);
 }
 
 /* The scales of values [begin, end). */

@@ -145,10 +145,6 @@ static void run_apart(void *context, int32_t thread, size_t first, size_t end) {
         run_piece(a->p, &part.w, place_of(a, first) * a->each, a->each, a->l, a->step);
 }
 
-static size_t parts(size_t n, size_t each) {
-    return (n + each - 1) / each;
-}
-
 /* Rows per piece if each thread runs its own pieces: all threads get the same number, two if
  * possible. 0: too few rows for that. */
 static size_t rows_apart(const bn_pass *p, size_t threads) {
@@ -157,13 +153,13 @@ static size_t rows_apart(const bn_pass *p, size_t threads) {
     if (threads == 1 || most < LEAST || rows < threads * LEAST)
         return 0;
     const size_t rounds = rows >= 2 * threads * LEAST ? 2 : 1;
-    return parts(rows, rounds * threads * parts(rows, most * rounds * threads));
+    return bn_div_up(rows, rounds * threads * bn_div_up(rows, most * rounds * threads));
 }
 
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
     const size_t threads = (size_t)bn_pool_threads(p->w->in.pool), each = rows_apart(p, threads);
     if (each > 0) {
-        apart a = {p, parts(p->rows, each), each, threads, l, step};
+        apart a = {p, bn_div_up(p->rows, each), each, threads, l, step};
         bn_pool_run(p->w->in.pool, a.pieces, 1, run_apart, &a);
         return;
     }

@@ -32,8 +32,8 @@ extern const bn_kv bn_kv_types[BN_KV_TYPES]; /* by bn_kv_type */
 
 /* Words of a key, scales included; the last word of dimensions is padded. */
 static inline size_t bn_kv_words(const bn_kv *kv, size_t head_dim) {
-    const size_t scales = kv->scaled ? (head_dim + kv->scaled - 1) / kv->scaled : 0;
-    return (head_dim + kv->dims - 1) / kv->dims + scales;
+    const size_t scales = kv->scaled ? bn_div_up(head_dim, kv->scaled) : 0;
+    return bn_div_up(head_dim, kv->dims) + scales;
 }
 
 /* Values per group; they interleave by dimension. */

@@ -5,8 +5,7 @@
 #ifndef BITNET_LAYOUT_H
 #define BITNET_LAYOUT_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/shapes.h"
 
 enum { BN_PIECE_ALIGN = 64 };
 
@@ -19,7 +18,7 @@ typedef struct bn_layout {
 
 static inline void *bn_piece(bn_layout *l, size_t count, size_t size) {
     const size_t at = l->used;
-    l->used = (at + count * size + BN_PIECE_ALIGN - 1) / BN_PIECE_ALIGN * BN_PIECE_ALIGN;
+    l->used = bn_round_up(at + count * size, BN_PIECE_ALIGN);
     return l->base ? l->base + at : NULL;
 }
 

@@ -56,7 +56,7 @@ bn_ffn bn_ffn_of_pool(const bn_file *f, uint32_t stack, const bn_kernels *kernel
 
 /* [B][F] outputs of gate, followed by the same for up. */
 static size_t gate_floats(const bn_config *c, size_t batch) {
-    return (batch * c->ffn_dim + BN_LANES - 1) / BN_LANES * BN_LANES;
+    return bn_round_up(batch * c->ffn_dim, BN_LANES);
 }
 
 size_t bn_ffn_floats(const bn_config *c, size_t batch) {

@@ -60,7 +60,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const sketch *c = context;
     const bn_workspace *w = c->w;
     const bn_tensor *t = c->head;
-    const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t first = panel * BN_PANEL;
     const size_t stop = bn_min(end * BN_PANEL, t->rows);
     int32_t *acc = w->in.acc + (size_t)thread * w->in.acc_stride;
@@ -88,7 +88,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
                       size_t rows, size_t width, float *logits) {
     sketch c = sketch_of(m, stack, w, first, rows, logits);
-    bn_pool_run(w->in.pool, (width + BN_PANEL - 1) / BN_PANEL, CHUNK_PANELS, estimate, &c);
+    bn_pool_run(w->in.pool, bn_div_up(width, BN_PANEL), CHUNK_PANELS, estimate, &c);
 }
 
 typedef struct screen {
@@ -262,6 +262,6 @@ size_t bn_head_wanted(const bn_model *m, const bn_stack *stack, const bn_workspa
     take_sample(&c, wanted);
     for (size_t i = 0; i < wanted->n; i++)
         logits[wanted->changed[i]] = INFINITY; /* reaches every bar */
-    bn_pool_run(w->in.pool, (c.of.head->rows + SIFT - 1) / SIFT, 1, sift, &c);
+    bn_pool_run(w->in.pool, bn_div_up(c.of.head->rows, SIFT), 1, sift, &c);
     return gather(&c);
 }

@@ -34,8 +34,7 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->wide = bn_max(in->wide, stack->draft ? 2 * c->dim : 0);
     in->q_stride = bn_q_row(in->wide) | BN_Q_ALIGN; /* an odd multiple of BN_Q_ALIGN, so that rows
                                                      * do not compete for cache sets */
-    in->group_sums_stride =
-        stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    in->group_sums_stride = stack->grouped ? bn_div_up(in->wide, BN_SCALE_GROUP_K) : 0;
     in->h = bn_piece(l, rows * in->wide, sizeof(float));
     in->q = bn_piece(l, rows * in->q_stride, 1);
     in->s = bn_piece(l, rows, sizeof(float));
@@ -79,11 +78,10 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, b
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     /* weight rows computed together; the head computes as many at a time */
-    const size_t rows =
-        (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
+    const size_t rows = bn_round_up(bn_max(bn_max((H + 2 * G) * E, D), 2 * F), BN_PANEL);
     w->in.lookup_rows = bn_min(rows, BN_LOOKUP_ROWS);
-    w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
-                       BN_LANES * BN_LANES;
+    w->attend_stride =
+        bn_round_up(bn_max(bn_attend_floats(c), bn_attend_floats(pooling)), BN_LANES);
     w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));
     w->rows = bn_piece(l, w->room, sizeof *w->rows);
     w->x = bn_piece(l, w->room * D, sizeof(float));

@@ -146,7 +146,7 @@ void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
 
 /* x rounded up to BN_ALIGN; x is an offset in a file that is in memory, so nothing overflows. */
 static inline uint64_t bn_align(uint64_t x) {
-    return (x + BN_ALIGN - 1) / BN_ALIGN * BN_ALIGN;
+    return bn_round_up(x, BN_ALIGN);
 }
 
 static inline int bn_all_zero(const uint8_t *p, size_t n) {

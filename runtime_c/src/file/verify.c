@@ -81,7 +81,7 @@ static void pass_part(data_pass *pass, int32_t index) {
     const bn_file *file = pass->file;
     data_part part = {0};
     size_t first, last;
-    bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, index, pass->n_parts, &first, &last);
+    bn_share(bn_div_up(file->data_size, BN_ALIGN), index, pass->n_parts, &first, &last);
     part.begin = part.at = (uint64_t)first * BN_ALIGN;
     part.end = bn_min(last * BN_ALIGN, file->data_size);
     for (size_t i = 0; i < file->n_tensors; i++) { /* the table is in the order of DATA */

@@ -35,6 +35,15 @@ static inline size_t bn_max(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
+static inline size_t bn_div_up(size_t n, size_t by) {
+    return (n + by - 1) / by;
+}
+
+/* The next multiple of `unit`, or n if it is one. */
+static inline size_t bn_round_up(size_t n, size_t unit) {
+    return bn_div_up(n, unit) * unit;
+}
+
 /* Bytes of a row of k quantized activations, zero-padded to whole tiles of any encoding. */
 static inline size_t bn_q_row(size_t k) {
     const size_t tiles = (k + BN_TRIT_TILE_K - 1) / BN_TRIT_TILE_K;

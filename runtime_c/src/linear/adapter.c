@@ -46,26 +46,23 @@ static float *low_of(const job *j, const place *at, size_t row) {
     return j->o->low + low * j->o->most_rank;
 }
 
-static size_t blocks(size_t n, size_t size) {
-    return (n + size - 1) / size;
-}
-
 /* Outputs of an item, in whole cache lines of codes: one item per thread, within limits. */
 static size_t outputs_of(const bn_operands *o, const bn_tensor *w) {
-    const size_t each = blocks(blocks(w->rows, (size_t)bn_pool_threads(o->pool)), 64) * 64;
+    const size_t each = bn_round_up(bn_div_up(w->rows, (size_t)bn_pool_threads(o->pool)), 64);
     return each < LEAST_OUTPUTS ? LEAST_OUTPUTS : each > OUTPUTS ? OUTPUTS : each;
 }
 
 static size_t blocks_across(const job *j, const bn_product *p) {
     if (p->w->number == 0)
         return 0;
-    return j->upwards ? blocks(p->w->rows, outputs_of(j->o, p->w)) : blocks(j->o->most_rank, RANKS);
+    return j->upwards ? bn_div_up(p->w->rows, outputs_of(j->o, p->w))
+                      : bn_div_up(j->o->most_rank, RANKS);
 }
 
 /* Returns the number of items of a group. If `item` is one of them, *where is set to its
  * position. */
 static size_t find(const job *j, const bn_group *g, size_t item, place *where) {
-    const size_t down = blocks(g->rows, ROWS);
+    const size_t down = bn_div_up(g->rows, ROWS);
     size_t items = 0;
     for (int i = j->which == BN_APART ? g->together : 0;
          i < (j->which == BN_TOGETHER ? g->together : g->n); i++) {

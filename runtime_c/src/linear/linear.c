@@ -46,7 +46,7 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
             const bn_product p = bn_product_from(all, g->done);
             p.w->encoding->multiply(&in, &p, panel, n, acc);
         }
-        item = g->before + (stop + unit - 1) / unit;
+        item = g->before + bn_div_up(stop, unit);
     }
 }
 

@@ -121,7 +121,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
 static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
     const job *j = context;
     const bn_operands *o = j->in->o;
-    const size_t blocks = (j->p->w->rows + BLOCK - 1) / BLOCK;
+    const size_t blocks = bn_div_up(j->p->w->rows, BLOCK);
     for (; share < last_share; share++) {
         size_t first, end;
         bn_share(blocks, (int32_t)share, bn_pool_threads(o->pool), &first, &end);

@@ -22,7 +22,7 @@ static void multiply(const bn_input *in, const bn_product *p, size_t panel, size
                      int32_t thread) {
     const bn_operands *o = in->o;
     const bn_tensor *t = p->w;
-    const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
     const size_t end = bn_min(r0 + stride, t->rows);
     int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
@@ -75,7 +75,7 @@ static size_t cut(const bn_operands *o, bn_group *g) {
     if (!has_tables(o, g))
         return 0;
     g->columns = (g->rows + tokens / 4) / tokens; /* the last one pays off from 3/4 full */
-    g->blocks = (g->panels + most_panels - 1) / most_panels;
+    g->blocks = bn_div_up(g->panels, most_panels);
     return g->blocks * g->columns;
 }
 

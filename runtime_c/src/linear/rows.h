@@ -10,7 +10,7 @@
 
 /* Bytes of a row of n int8 codes. */
 static inline size_t bn_int8_row(size_t n) {
-    return (n + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT;
+    return bn_round_up(n, BN_INT8_UNIT);
 }
 
 void bn_multiply_f32(const bn_input *in, const bn_product *p, size_t panel, size_t n, int32_t *acc);

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "rows.h"
 #include "sizes.h"
 
 enum { CHUNK = 4096 /* most codes of a row that are checked together */ };
@@ -33,12 +34,8 @@ typedef struct bn_sums {
     int64_t c, s, cc, cs, ss;
 } bn_sums;
 
-static size_t row_bytes(size_t cols) {
-    return (cols + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT;
-}
-
 static void begin_chunks(bn_chunk *chunk, size_t cols) {
-    chunk->size = row_bytes(bn_min(cols, CHUNK));
+    chunk->size = bn_int8_row(bn_min(cols, CHUNK));
     chunk->c = chunk->rows, chunk->s = chunk->c + chunk->size, chunk->one = chunk->s + chunk->size;
     memset(chunk->one, 1, chunk->size);
 }
@@ -93,8 +90,8 @@ static int sketch(bn_chunk *chunk, size_t n, int8_t t, const uint8_t *tiles) {
 }
 
 static int is_right(const bn_sketch *of, size_t row, bn_chunk *chunk) {
-    const size_t k_tiles = (of->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
-    const uint8_t *codes = of->codes + row * row_bytes(of->cols);
+    const size_t k_tiles = bn_div_up(of->cols, BN_TERNARY_TILE_K);
+    const uint8_t *codes = of->codes + row * bn_int8_row(of->cols);
     const uint8_t *tiles =
         of->tiles + row / BN_PANEL * k_tiles * BN_TILE_BYTES + row % BN_PANEL * sizeof(uint32_t);
     const double cols = (double)of->cols;

@@ -69,7 +69,7 @@ typedef struct bn_tensor {
 } bn_tensor;
 
 static inline size_t bn_panels(const bn_tensor *t) {
-    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
+    return bn_div_up(t->rows, BN_PANEL);
 }
 
 #endif

@@ -7,14 +7,10 @@
 
 #include "scale.h"
 
-static size_t count(size_t k, size_t unit) {
-    return (k + unit - 1) / unit;
-}
-
 /* Arguments for the kernels. */
 static bn_matmul tiles_of(const bn_input *in, const bn_tensor *t, size_t tile_k, size_t panel,
                           size_t n, int32_t *acc) {
-    const size_t k_tiles = count(t->cols, tile_k), panel_bytes = k_tiles * BN_TILE_BYTES;
+    const size_t k_tiles = bn_div_up(t->cols, tile_k), panel_bytes = k_tiles * BN_TILE_BYTES;
     return (bn_matmul){.acc = acc,
                        .acc_stride = BN_CHUNK_ROWS,
                        .tiles = t->data + panel * panel_bytes,
@@ -31,13 +27,13 @@ static void multiply_groups(const bn_input *in, const bn_product *p, size_t pane
                             float *v) {
     const bn_tensor *t = p->w;
     const bn_operands *o = in->o;
-    const size_t k_tiles = count(t->cols, BN_TERNARY_TILE_K);
+    const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t r0 = panel * BN_PANEL, rows = bn_rows_of(t, r0, n);
     in->o->kernels->products.ternary_grouped(
         &(bn_grouped){.y = v,
                       .y_stride = BN_CHUNK_ROWS,
                       .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                      .scales = t->group_scales + r0 * count(k_tiles, BN_GROUP_TILES),
+                      .scales = t->group_scales + r0 * bn_div_up(k_tiles, BN_GROUP_TILES),
                       .panels = n,
                       .k_tiles = k_tiles,
                       .q = o->q + in->first * o->q_stride,
@@ -87,7 +83,8 @@ void bn_sum_groups(const bn_operands *o, size_t row, size_t width) {
 /* Values are -1, 0 or 1, so their product with the scale is exact. */
 void bn_row_two_bit(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {
     const size_t panel = row / BN_PANEL, dim = t->cols;
-    const size_t tiles = count(dim, BN_TERNARY_TILE_K), n_groups = count(tiles, BN_GROUP_TILES);
+    const size_t tiles = bn_div_up(dim, BN_TERNARY_TILE_K);
+    const size_t n_groups = bn_div_up(tiles, BN_GROUP_TILES);
     const uint8_t *tile = t->data + panel * tiles * BN_TILE_BYTES + row % BN_PANEL * 4;
     float scale = t->scale_scope == BN_SCALE_TENSOR ? t->scales[0]
                   : t->scale_scope == BN_SCALE_ROW  ? t->scales[row]
