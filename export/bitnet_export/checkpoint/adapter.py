@@ -12,8 +12,9 @@ import numpy as np
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.replacing import check_place, spare
 from bitnet_export.packed.stacks import pack_stack
-from bitnet_export.packed.writer import Encoded, check_place, spare, write_packed
+from bitnet_export.packed.writer import Encoded, write_packed
 
 from .findings import Report
 from .pack import export_checkpoint

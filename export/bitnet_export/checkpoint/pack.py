@@ -13,7 +13,8 @@ from bitnet.settings import SOURCES
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.records import Spec
-from bitnet_export.packed.writer import Encoded, spare, write_packed
+from bitnet_export.packed.replacing import spare
+from bitnet_export.packed.writer import Encoded, write_packed
 
 from . import sparsity
 from .findings import Report, ZeroInputs

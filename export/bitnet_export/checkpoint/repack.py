@@ -16,7 +16,8 @@ from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Record
-from bitnet_export.packed.writer import Encoded, spare, write_sections
+from bitnet_export.packed.replacing import spare
+from bitnet_export.packed.writer import Encoded, write_sections
 
 from .pictures import drawn_images, engine_sees
 from .reading import EngineReader, Floats, drawn, whole

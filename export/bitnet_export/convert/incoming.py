@@ -16,7 +16,8 @@ from bitnet_export.foreign.source import Progress, Source, SourceError, encode
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.recognise import PROBE, recognise
 from bitnet_export.packed.records import Spec
-from bitnet_export.packed.writer import Encoded, spare, write_packed
+from bitnet_export.packed.replacing import spare
+from bitnet_export.packed.writer import Encoded, write_packed
 
 if TYPE_CHECKING:
     from bitnet_export.checkpoint.findings import Checked

@@ -20,7 +20,7 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.layout import spread_scales
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Record
-from bitnet_export.packed.writer import renaming
+from bitnet_export.packed.replacing import renaming
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 

@@ -32,7 +32,7 @@ from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import SCALE_GROUP_K
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLES, Record
-from bitnet_export.packed.writer import GGUF_MARK, replacing, spare
+from bitnet_export.packed.replacing import GGUF_MARK, replacing, spare
 
 from .blocks import KINDS, Kind
 from .families import LAYER, STACK
