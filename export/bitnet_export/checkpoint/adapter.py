@@ -20,8 +20,8 @@ from .findings import Report
 from .pack import export_checkpoint
 
 ROUNDING = 1e-5
-"""By which share a scale may differ. `bitnet convert` takes the mean of published masters as their own code does, in a
-sum of fp32: errors stay below 1e-6. Codes next to a half go the other way then, which are about as rare."""
+"""The share by which a scale may differ, and of codes that may. `bitnet convert` takes the mean of published masters as
+their own code does, in fp32, with errors below 1e-6; codes next to a half then round the other way, about as rarely."""
 
 
 def export_adapter(
@@ -33,8 +33,8 @@ def export_adapter(
 ) -> Report:
     """Write the adapters of a checkpoint (or the newest one of a run folder) alone; base: the packed model.
 
-    The whole model is exported and verified as any other, and then compared with `base` number by number, so it takes
-    as much room on disk as that for a moment. Raises ValueError: a bad checkpoint, VerificationError, or another model.
+    The whole model is exported and verified like any other, and then compared with `base` number by number; meanwhile
+    it takes as much room on disk as `base`. Raises ValueError: a bad checkpoint, VerificationError, or another model.
     """
     model, out = PackedFile.open(base), Path(out)
     spare(Path(base), out, "adapter")
@@ -59,7 +59,7 @@ def export_adapter(
             return Encoded(record.encoding, record.scope, whole.stored(record), whole.scales(record))
 
         kept = {"provenance": whole.metadata.get("provenance", {}) | {"base": Path(base).name}}
-        stacks = [*whole.configs, *model.configs[len(whole.configs) :]]  # a draft of the model, which is not learnt
+        stacks = [*whole.configs, *model.configs[len(whole.configs) :]]  # a draft of the model, which has no adapters
         write_packed(out, stacks, source, metadata=kept, base=model.weights)
     return dataclasses.replace(report, adapter_bytes=out.stat().st_size)
 

@@ -21,9 +21,9 @@ def compare_guesses(
 ) -> Agreement | None:
     """log p that the draft gives each token of a chain that the engine guesses behind each of the texts (n, T).
 
-    reference: the model in fp64. estimated: the engine estimates log p, by the sketch of a large head; but what it
-    guesses is the likeliest token nevertheless, so that one's log p by torch is compared with that of the guess.
-    None: it has no draft, or texts fill its context.
+    reference: the model in fp64. estimated: the engine only estimates log p, by the sketch of a large head. It guesses
+    the likeliest token nevertheless, so torch's log p of that token takes the place of the estimate.
+    None: the model has no draft, or the texts fill its context.
     """
     from bitnet.model.draft import STEPS
 
@@ -51,8 +51,8 @@ def _by_engine(engine: Model, texts: NDArray[np.int64], steps: int) -> tuple[NDA
 
 
 def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> tuple[Scores, Scores]:
-    """log p of the last `steps` tokens of each chain: guess k is step k at the entry behind whose tokens it stands.
-    And that of the likeliest tokens, among those that the engine may have chosen from."""
+    """log p of the last `steps` tokens of each chain, the guesses, and of the likeliest tokens among those that the
+    engine may have chosen from."""
     import torch
 
     from bitnet.quant import embedding_rows
@@ -67,7 +67,7 @@ def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> tupl
         log_p = model.own_head.logits(last).double().log_softmax(-1)
         guessed = tokens[:, -steps:]
         found: Scores = log_p.gather(-1, guessed[..., None])[..., 0].numpy()
-        frequent = max(FREQUENT, config.vocab_size // 4)  # of twice as many or more it may guess among these alone
+        frequent = max(FREQUENT, config.vocab_size // 4)  # with at least twice as many, it may guess among these alone
         likeliest = log_p.amax(-1)
         if config.vocab_size >= 2 * frequent:
             likeliest = torch.where(guessed < frequent, log_p[..., :frequent].amax(-1), likeliest)

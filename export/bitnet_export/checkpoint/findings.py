@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
-"""log p of the tokens that are asked for (`scoring`), text after text; without a head the numbers of vectors."""
+"""log p of the targets (`scoring`), text after text; without a head the numbers of the vectors."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Report:
     asked: str  # what of them is compared: "tokens", "tokens behind a prefix", "hidden tokens" or "vectors of texts"
     short: Agreement
     long: Agreement
-    images: Agreement | None  # of a model with a stack that sees them: their vectors, made of length 1
-    draft: Agreement | None  # of a model with one: what it gives the tokens that it guesses
+    images: Agreement | None  # of a model with a vision stack: image vectors, scaled to length 1
+    draft: Agreement | None  # of a model with a draft: log p of its guesses
     head: HeadCost
     zero_inputs: ZeroInputs
-    sparse: bool  # up and down are stored by lines, of which the engine reads only those that matter
-    adapter_bytes: int = 0  # of a file of adapters alone; what else is said is of the model with them
+    sparse: bool  # up and down are stored in lines, of which the engine reads only relevant ones
+    adapter_bytes: int = 0  # of a separate adapter; all else describes the model with it
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -202,9 +202,9 @@ class Checked:
     short: Agreement
     long: Agreement
     noise: float  # mean difference in the long text when the embedding is 1e-5 off
-    head: HeadCost  # of vectors, what storing linear layers and embedding so does to their numbers
+    head: HeadCost  # for vectors: what storing linear layers and embedding in this format does to their numbers
     floats: str = ""  # encoding of linear layers that are not ternary
-    images: Agreement | None = None  # of a second stack that sees them
+    images: Agreement | None = None  # of a vision stack beside that of text
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -44,8 +44,8 @@ def export_checkpoint(
 
     tokens: how many tokens of real text the engine and torch both score.
     encoding: bits a ternary weight, "2.0" or "1.6".
-    head: how embedding and head are stored, "int8", "f16" or "f32"; as trained when None.
-    sparse: `up` and `down` by lines, so that the engine reads only those that matter; where that pays when None.
+    head: how embedding and head are stored, "int8", "f16" or "f32"; None: as trained.
+    sparse: `up` and `down` in lines, of which the engine reads only relevant ones; None: if that is faster.
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
     from bitnet.train.checkpoint import Checkpoint, CheckpointError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from bitnet_runtime import Model
 
-BLOCKS = 8  # of a colour, to a side
+BLOCKS = 8  # of one colour each, per side
 
 
 def drawn_images(config: ModelConfig, n: int) -> Floats:
@@ -31,14 +31,14 @@ def drawn_images(config: ModelConfig, n: int) -> Floats:
 
 
 def engine_sees(engine: Model, config: ModelConfig, images: Floats) -> Floats:
-    """Their vectors in the engine: (n, width), or (n, N, width) without pooling."""
+    """The vectors of images by the engine: (n, width), or (n, N, width) without pooling."""
     from bitnet_runtime import vision
 
     return (vision.encode if config.pooling == "none" else vision.embed)(engine, images)
 
 
 def pixels_of(config: ModelConfig, images: Floats) -> Floats:
-    """As an exported graph is given them: less the mean, divided by the deviation."""
+    """The images as an exported graph takes them: normalized."""
     mean, std = (np.array(x, np.float32)[:, None, None] for x in (config.pixel_mean, config.pixel_std))
     return (images - mean) / std
 

@@ -44,7 +44,7 @@ class EngineReader:
         return logits
 
     def behind(self, seen: Floats, tokens: Text) -> Floats:
-        """Logits (T, V) of tokens behind an image, which became the vectors `seen` (N, D): with it the prefix."""
+        """Logits (T, V) of tokens after an image with the vectors `seen` (N, D); together they are a prefix."""
         if self.config.mask == "prefix":
             logits: Floats = self.session.append_prefix([-1] * len(seen) + tokens.tolist(), seen, logits="all")
             return logits[len(seen) :]
@@ -63,13 +63,13 @@ def drawn(config: ModelConfig, random: np.random.Generator, *shape: int) -> Text
     if config.input == "tokens":
         tokens = random.integers(0, config.vocab_size, shape)
         if config.image_token:
-            tokens[tokens == config.image_token] = 0  # that stands for a vector which is not there
+            tokens[tokens == config.image_token] = 0  # it would stand for a vector that is not there
         return tokens
     return random.standard_normal((*shape, config.dim), np.float32)
 
 
 def whole(reader: Reader, config: ModelConfig, text: Text) -> Floats:
-    """Logits (T, V) of a text, half of which is its prefix where models have one; without a head (1, D)."""
+    """Logits (T, V) of a text, half of which is the prefix of a prefix model; its vector (1, D) without a head."""
     reader.restart()
     if not config.has_head:
         return reader.embed(text)[None]

@@ -30,7 +30,7 @@ def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     words = checkpoint.words
     try:
         start = [tokenizer.separator(words, checkpoint.generation)]
-    except ValueError:  # for training documents must not run together; here any text will do
+    except ValueError:  # training keeps documents apart; here any text will do
         start = []
     ids, missing = _validation_ids(checkpoint, start, n)
     used = ["validation text"] if ids else []
@@ -44,7 +44,7 @@ def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
 
 
 def mask_token_of(checkpoint: Checkpoint) -> int:
-    """What stands for a hidden token; any token where none is made for it."""
+    """The token that stands for a hidden one; 0 if the tokenizer has none for that."""
     from bitnet.data import tokenizer
 
     try:
@@ -54,7 +54,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
-    """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
+    """At least `n` tokens of what the run held out, or all; and why it cannot be read, or ""."""
     from bitnet.data import conversations, corpus, dataset, files, finding, mixture, pictures
 
     state, words = checkpoint.state_if_any, checkpoint.words

@@ -57,14 +57,14 @@ def repack(
 ) -> Repacked:
     """Write a packed file again with `encoding` bits a ternary weight ("2.0" or "1.6").
 
-    sparse: `up` and `down` as lines of 2 bits a weight, whatever `encoding` is for the others, so that the
-    engine reads only those that matter; as in the source when None.
+    sparse: `up` and `down` in lines of 2 bits a weight, whatever `encoding` is for the others, of which the
+    engine reads only relevant ones; None: as in the source.
 
-    Codes, scales, all other tensors and all other sections stay as they are, except sections this
-    version does not know, which may speak of the bytes that change. The result is read back,
-    compared, and run in the engine next to the source; it appears only if it is equal.
+    Codes, scales, all other tensors and all other sections stay as they are; sections that this
+    version does not know are left out, as they may describe bytes that change. The result is read
+    back, compared, and run in the engine beside the source; it appears only if it is equal.
 
-    Raises PackedFormatError for a bad source, ValueError when the format cannot say it (1.6 has no
+    Raises PackedFormatError for a bad source, ValueError if the format cannot express the result (1.6 has no
     group scales), VerificationError.
     """
     body = encodings.ternary_encoding(encoding)

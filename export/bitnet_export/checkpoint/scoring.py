@@ -1,9 +1,9 @@
-"""How well a model says a text, or what vector it has of it: in the engine and in torch, whatever the family.
+"""The log-probabilities that a model gives to tokens, or its vectors: by the engine and by torch, for every family.
 
-A causal model says each token from those before it. With a prefix it says what follows that, a bidirectional
-model with a head tokens that are hidden from it, one without gives the vector of a text. A model that takes
-vectors is given random ones, and its logits are as good a comparison as those of real text. One that is shown
-images says what follows an image; a stack that sees them gives their vectors.
+A causal model predicts each token from those before it, a prefix model what follows the prefix, and a
+bidirectional model with a head the tokens that are hidden from it; one without a head gives the vector of a text.
+A model that takes vectors gets random ones: its logits are as good a comparison as those of real text. A model that
+sees images predicts what follows an image; a vision stack gives the vectors of images.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model, Session
 
-MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
+MAX_LOGITS = 1 << 24  # that torch computes at a time: 128 MB in fp64
 
-NOTHING = -100  # a position of which no token is asked; bitnet.data.dataset.IGNORED, without torch
+NOTHING = -100  # the target of a position that does not count; bitnet.data.dataset.IGNORED, without torch
 
 
 @dataclass(frozen=True)
 class Texts:
     """n texts of T tokens each."""
 
-    inputs: NDArray[Any]  # (n, T) token ids, or (n, T, D) vectors, or (n, C, S, S) images of a stack that sees them
-    targets: NDArray[np.int64] | None = None  # (n, T), what the logits of a position are to say; None: no head
-    prefixes: NDArray[np.int64] | None = None  # (n,), how many tokens of a text all others see
-    hidden: bool = False  # targets stand at their own place, not at the one before
-    images: Floats | None = None  # (n, C, S, S), from 0 to 1: one that each text begins with
-    places: int = 0  # of its tokens, which are for the image
+    inputs: NDArray[Any]  # (n, T) token ids, or (n, T, D) vectors, or (n, C, S, S) images of a vision stack
+    targets: NDArray[np.int64] | None = None  # (n, T), what each position should predict; None: no head
+    prefixes: NDArray[np.int64] | None = None  # (n,), tokens of each text that all others see
+    hidden: bool = False  # each target is at its own position, not at the one before
+    images: Floats | None = None  # (n, C, S, S), from 0 to 1: the one at the beginning of each text
+    places: int = 0  # tokens of each text that stand for the image
 
     def __getitem__(self, rows: slice) -> Texts:
         given: dict[str, Any] = {
@@ -56,7 +56,7 @@ class Texts:
 
     @property
     def what(self) -> str:
-        """That is compared, in words."""
+        """What is compared, in words."""
         if self.targets is None:
             return "vectors of images" if self.inputs.ndim == 4 else "vectors of texts"
         if self.images is not None:
@@ -65,7 +65,7 @@ class Texts:
 
 
 def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -> Texts:
-    """What a model is asked of windows (n, T) of token ids. mask_token: that stands for a hidden one."""
+    """Windows (n, T) of token ids as texts for a model. mask_token: stands for a hidden token."""
     inputs: NDArray[Any] = ids
     targets: NDArray[np.int64] | None = None
     prefixes: NDArray[np.int64] | None = None
@@ -76,7 +76,7 @@ def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -
         inputs, targets = ids[:, :-1], ids[:, 1:]
         if config.mask == "prefix":  # from one token to all
             prefixes = np.linspace(1, inputs.shape[1], len(ids)).astype(np.int64)
-            inside = np.arange(inputs.shape[1]) < prefixes[:, None] - 1  # the prefix's last token says what follows
+            inside = np.arange(inputs.shape[1]) < prefixes[:, None] - 1  # the prefix's last token predicts what follows
             targets = np.where(inside, NOTHING, targets)
     if config.input != "tokens":
         inputs = np.random.default_rng(1).standard_normal((*inputs.shape, config.dim), np.float32)
@@ -89,14 +89,14 @@ def images_of(config: ModelConfig, n: int) -> Texts:
 
 
 def behind_images(config: ModelConfig, ids: NDArray[np.int64]) -> Texts:
-    """What a decoder is asked of windows (n, T) of token ids when an image is before each."""
+    """Windows (n, T) of token ids as texts for a decoder, with an image before each."""
     assert config.vision
     n, places = len(ids), config.vision.max_context
     texts = texts_of(config, ids)
     assert texts.targets is not None
     before = np.full((n, places), config.image_token)
     unasked = np.full((n, places), NOTHING)
-    if texts.prefixes is None:  # the image's last vector says the first token
+    if texts.prefixes is None:  # the image's last vector predicts the first token
         unasked[:, -1] = ids[:, 0]
     return Texts(
         np.concatenate([before, texts.inputs], 1),
@@ -108,7 +108,7 @@ def behind_images(config: ModelConfig, ids: NDArray[np.int64]) -> Texts:
 
 
 def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As in training; always the same."""
+    """Hide tokens as in training, always the same ones."""
     import torch
 
     from bitnet.data.masked import Masking
@@ -139,13 +139,13 @@ def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
 
 
 def _compared(vectors: Scores) -> Scores:
-    """The numbers of vectors of images, made of length 1 where they are not, so that one limit is for all."""
+    """The numbers of image vectors, scaled to length 1, so that one limit fits all."""
     lengths: Scores = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return (vectors / lengths).ravel()
 
 
 def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | None) -> Scores:
-    """seen: the vectors (N, D) of the image that the text begins with."""
+    """seen: the vectors (N, D) of the image at the beginning of the text."""
     reader, (inputs,) = EngineReader(session, config), text.inputs
     reader.restart()
     if text.targets is None:

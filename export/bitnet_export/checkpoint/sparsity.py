@@ -1,4 +1,4 @@
-"""Decides when `up` and `down` are stored by lines (FORMAT.md §4), so that the engine reads only those that matter."""
+"""Decides when `up` and `down` are stored in lines (FORMAT.md §4), so that the engine reads only relevant ones."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 TOKENS = 2048  # of real text, on which zeros are counted
 GATHERED = 0.7  # speed at which listed lines come from memory; one stream is 1. Measured: 0.65 to 0.8
-WORTH = 0.75  # of the time for all of up and down: no more may be left, or the plain encoding stays
-SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there is little to win
+WORTH = 0.75  # share of the time for all of up and down that lines may take at most
+SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, and little is gained
 
 
 def rectified(config: ModelConfig) -> bool:
-    """Whether the FFN multiplies by exact zeros, in matrices that can be stored by lines."""
-    if config.input == "images" or config.ffn != "gated" or config.n_experts:  # of images many rows share a line
+    """Whether the FFN multiplies by exact zeros, in matrices that can be stored in lines."""
+    if config.input == "images" or config.ffn != "gated" or config.n_experts:  # rows of an image need all lines
         return False
     zeros = config.activation in ("relu2", "relu")
     return zeros and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
@@ -84,8 +84,8 @@ def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
 
 
 def pays(config: ModelConfig, zeros: ZeroInputs, body: Encoding = encodings.TERNARY_2BIT) -> bool:
-    """Whether lines promise more than they cost, next to the encoding `body`. A row of `up` is left out where the
-    input of `down` is zero before it is quantized, a column of `down` where it is zero after."""
+    """Whether lines are faster than the encoding `body`. A row of `up` is skipped where the input of `down` is zero
+    before it is quantized, a column of `down` where it is zero after."""
     shape = config.ffn_dim, config.dim
     alive = (1 - sum(share) / len(share) for share in (zeros.before, zeros.after))
     lines = sum(alive) * encodings.LINES["up"].size(*shape) / GATHERED

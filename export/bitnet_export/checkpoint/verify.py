@@ -8,8 +8,8 @@ So there are three questions, the distance between torch in fp64 and in fp32 bei
 - A long text: is the mean difference that of rounding events, or larger?
 - The same: do the differences cancel, so that the loss is the same?
 
-Of a model without a head the vectors of the texts are compared, number by number, by the first two. What
-others are asked, `scoring` says.
+For a model without a head the first two compare the vectors of the texts, number by number. `scoring`
+describes what is compared for the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
 ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
 IMAGES = 16
-SHOWN = 128  # texts behind an image at most: images of 224 pixels are 600 kB each
+SHOWN = 128  # most texts behind an image: an image of 224 pixels takes 600 kB
 
 
 class VerificationError(ValueError):
@@ -109,7 +109,7 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
 def _check_agreement(short: Agreement, long: Agreement, guessed: Agreement | None, unit: str) -> None:
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
     check_limit("mean difference in a long text", long.mean, _rounded(long), unit)
-    if not long.vectors:  # whose numbers have no mean that says anything; those of one text move together
+    if not long.vectors:  # their mean says nothing: the numbers of one text move together
         check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
     if guessed:
         check_limit("median difference of guesses", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
@@ -117,8 +117,8 @@ def _check_agreement(short: Agreement, long: Agreement, guessed: Agreement | Non
 
 
 def _rounded(long: Agreement) -> float:
-    """The most that the mean difference in a long text may be. An activation that falls on the other side of an edge
-    moves all that follows in its text, so texts are what is counted: of few, chance has a large part."""
+    """Limit of the mean difference in a long text. An activation that falls on the other side of an edge changes all
+    that follows in its text, so the number of texts counts: with few of them, chance has a large part."""
     return ROUNDED * (1 + 4 / math.sqrt(long.windows)) + 1.5 * long.floor_mean
 
 
@@ -138,8 +138,8 @@ def _asked(config: ModelConfig, ids: NDArray[np.int64], tokens: int, mask_token:
 
 
 def _of_images(engine: Model, model: Transformer, reference: Transformer) -> Agreement | None:
-    """Of the stack that looks at images for this one. An image is a few hundred tokens, in which some activations
-    always fall on the other side of an edge: so there is no median that is mere noise."""
+    """Compare the vision stack, if there is one. An image has a few hundred tokens, of which some activations always
+    fall on the other side of an edge, so even the median is not mere noise."""
     if not model.vision or not reference.vision:
         return None
     images = images_of(model.vision.config, IMAGES)

@@ -90,8 +90,8 @@ def convert(
 
     encoding: bits a ternary weight, "2.0" or "1.6". head: how embedding and head are stored unless
     they are ternary, "int8", "f16" or "f32". linears: the same of linear layers that are not ternary;
-    None is `stored_floats`. sparse: `up` and `down` by lines, of which the engine
-    reads only those that are not multiplied with 0; for FFNs with relu². tokens: how many are scored
+    None: `stored_floats`. sparse: `up` and `down` in lines, of which the engine
+    reads only those that are not multiplied by 0; for FFNs with relu². tokens: how many are scored
     by engine and reference.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
     VerificationError; ValueError: it has no lines to be sparse; OSError.
@@ -119,7 +119,7 @@ def convert(
 
 
 def stored_floats(config: ModelConfig) -> str:
-    """How linear layers are stored that are not ternary, unless one says it.
+    """How linear layers that are not ternary are stored by default.
 
     The few of a ternary model as they are. Of a full-precision model f16, which is exact for weights of bf16 from
     2**-17 to 65504 and takes no more bytes than they do; int8 would round the activations too.

@@ -1,4 +1,4 @@
-"""The forward pass of a `Source` in torch, one layer in memory at a time: what the engine is held against.
+"""The forward pass of a `Source` in torch, one layer in memory at a time: what the engine is compared with.
 
 The layers are those of `bitnet.model.transformer`, with the source's ternary codes, or its floats as they are
 stored, in place of trainable weights. Several passes run side by side, so that the source is read once.
@@ -79,7 +79,7 @@ def hidden_states(
 ) -> list[list[Tensor]]:
     """Final normed hidden states by pass and texts, each (n, T, D). `seen` gets every tensor of the layers.
 
-    stack: of which; shown: by pass the vectors of the images that its texts begin with, (n, N, D).
+    stack: its index; shown: by pass, the vectors (n, N, D) of the images at the beginning of its texts.
     """
     config = source.config.stacks[stack]
     entering = Entering(source, stack, seen)
@@ -139,14 +139,14 @@ class _Head:
             self.integers = row_codes(self.weight)
 
     def product(self, x: Tensor, q: Tensor, s: Tensor, head_format: str) -> Tensor:
-        """x: (M, D), of which q and s are the codes. Returns (M, rows)."""
+        """x: (M, D), with codes q and scales s. Returns (M, rows)."""
         if self.weight is None or head_format == "int8":
             return integer_product(q, *self.integers, s).to(x.dtype)
         return nn.functional.linear(x, stored_rows(self.weight, head_format).to(x.dtype))
 
 
 class Entering:
-    """What enters the first layer, as `Transformer.entering` has it."""
+    """The input of the first layer, as in `Transformer.entering`."""
 
     def __init__(self, source: Source, stack: int, seen: Seen | None) -> None:
         self.config = source.config.stacks[stack]

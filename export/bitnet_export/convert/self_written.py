@@ -16,8 +16,8 @@ TOGETHER = 64  # texts
 
 
 def self_written(path: str, prompts: Sequence[list[int]], most: int, seed: int) -> Iterator[list[int]]:
-    """Each prompt with up to `most` tokens behind it, as the model's own defaults of sampling draw them. The last is
-    the end token where that ended the text."""
+    """Each prompt followed by up to `most` tokens, drawn with the model's own sampling defaults. The last is the end
+    token if that ended the text."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory() as folder:

@@ -90,7 +90,7 @@ def verify_source(
     noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
     check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
-    if not long.vectors:  # whose numbers have no mean that says anything; those of one text move together
+    if not long.vectors:  # their mean says nothing: the numbers of one text move together
         check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     of_images = None if images is None or seen is None else _of_images(file.configs[1], images, seen, sight)
     head = HeadCost.of(config.head_format, "published", ref32[-1], published[-1])
@@ -117,7 +117,7 @@ def _shape(config: ModelConfig, texts: Texts) -> tuple[int, int]:
 def _see(
     source: Source, images: Texts, texts: Sequence[Texts], linears: str, seen: Seen
 ) -> tuple[list[Scores], list[torch.Tensor] | None]:
-    """Image states of the passes, and by pass the vectors of the images that the long text begins with."""
+    """By pass, the numbers of the images' vectors, and the vectors of the images at the beginning of the long text."""
     shown = [Texts(each.images) for each in texts if each.images is not None]
     passes = _passes([images, *shown], [images, *shown], "f32", linears)
     found = leaving(source, 1, passes, hidden_states(source, passes, seen, 1), seen)
@@ -175,10 +175,10 @@ class _Weights:
 
 
 def _asked(source: Source, config: ModelConfig, tokens: int) -> tuple[list[Texts], str]:
-    """Short texts and a long one, or images for a stack that sees them; and what they are.
+    """Short texts and a long one, or images for a vision stack; and a description of them.
 
-    Every logit of the short ones is compared; the long one begins with an image and has a prefix, where the model
-    is made for that.
+    Every logit of the short ones is compared. The long one begins with an image, or has a prefix, if the model takes
+    that.
     """
     if config.input == "images":
         return [images_of(config, IMAGES // 4), images_of(config, IMAGES)], "images"
@@ -214,7 +214,7 @@ def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 
 
 class _Sums:
-    """Log-probabilities of what is asked of texts while the vocabulary goes by in parts."""
+    """Log-probabilities of the targets of texts, from logits of one part of the vocabulary after another."""
 
     def __init__(self, texts: Texts) -> None:
         assert texts.targets is not None
@@ -235,7 +235,7 @@ class _Sums:
 
 
 def _prompt_logits(engine: Model, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Of every token, (n, T, V)."""
+    """The logits of every token, (n, T, V)."""
     rows = []
     with engine.session(n_ctx=prompts.shape[1]) as session:
         for tokens in prompts.tolist():
@@ -247,7 +247,7 @@ def _prompt_logits(engine: Model, prompts: NDArray[np.int64]) -> NDArray[np.floa
 def _log_probabilities(
     source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: NDArray[np.float32]
 ) -> list[list[Scores]]:
-    """Of the tokens, by pass and texts; on the way every logit of the prompts is compared with the engine's."""
+    """Those of the targets, by pass and texts; every logit of the prompts is compared with the engine's on the way."""
     sums = [[_Sums(texts) for texts in each.texts] for each in passes]
     apart, floor = np.zeros(engine.shape[:2]), np.zeros(engine.shape[:2])
     for rows, parts in logits(source, passes, states):
