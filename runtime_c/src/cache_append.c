@@ -156,9 +156,9 @@ static void append_rows(void *context, int32_t thread, size_t first, size_t end)
     (void)thread;
     for (size_t row = first; row < end; row++)
         turn_row(a->p, a->l, row);
+    /* head by head, as a tile of keys has 16 positions */
     for (size_t g = 0; g < a->p->stack->config.n_kv_heads; g++)
-        for (size_t row = first, rows; row < end; row += rows) { /* head by head, as a tile of keys
-                                                                  * has 16 positions */
+        for (size_t row = first, rows; row < end; row += rows) {
             rows = count_near(&a->p->w->rows[row], end - row);
             store_rows(a->p, a->l, row, rows, g);
         }

@@ -100,8 +100,8 @@ static bn_call ends(const bn_config *c, uint32_t role) {
     case BN_HEAD: {
         bn_call head =
             matrix(BN_TABLE, c->has_head && !c->tie_embeddings, c->vocab_size, c->dim, 0);
-        head.bias = c->has_head && (biases & BN_BIAS_HEAD) != 0; /* without a weight if the head is
-                                                                  * tied */
+        /* without a weight if the head is tied */
+        head.bias = c->has_head && (biases & BN_BIAS_HEAD) != 0;
         return head;
     }
     case BN_EMBEDDING_NORM:

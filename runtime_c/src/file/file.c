@@ -177,11 +177,11 @@ static bn_status read_sections(bn_file *file, const bn_opening *opening, char *d
     return BN_OK;
 }
 
-/* Copy STACKS and TENSORS; the size of STACKS keeps TENSORS aligned. */
+/* Copy STACKS and TENSORS; the size of STACKS keeps TENSORS aligned. Both are within the file, so
+ * the sum of their sizes cannot overflow. */
 static bn_status copy_tables(bn_file *file, char *detail) {
     const size_t stacks = file->section_size[BN_SECTION_STACKS];
-    const size_t tensors = file->section_size[BN_SECTION_TENSORS]; /* both are within the file, so
-                                                                    * the sum cannot overflow */
+    const size_t tensors = file->section_size[BN_SECTION_TENSORS];
     uint8_t *copy = malloc(stacks + tensors);
     if (copy == NULL)
         return bn_fail(detail, BN_ERR_MEMORY, "no memory for the tables' %zu bytes",

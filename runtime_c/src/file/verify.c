@@ -86,8 +86,7 @@ static void pass_part(data_pass *pass, int32_t index) {
     part.end = bn_min(last * BN_ALIGN, file->data_size);
     for (size_t i = 0; i < file->n_tensors; i++) { /* the table is in the order of DATA */
         const bn_record r = file->tensors[i];
-        const bn_encoding *encoding =
-            bn_encoding_of(r.encoding); /* not NULL: bn_file_parse checked it */
+        const bn_encoding *encoding = bn_encoding_of(r.encoding); /* which bn_file_parse checked */
         uint64_t size, end = r.offset;
         go_on(pass, &part, r.offset, &padding, i);
         for (size_t n = 0; n < BN_PARTS && encoding->parts[n].size; n++) {

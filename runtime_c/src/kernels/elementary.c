@@ -12,8 +12,8 @@
 #include <string.h>
 
 void bn_sincos(double x, double *sine, double *cosine) {
-    if (!(fabs(x) <
-          (double)BN_MOST_ANGLE)) { /* frequencies of an unverified file may be anything */
+    /* frequencies of an unverified file may be anything */
+    if (!(fabs(x) < (double)BN_MOST_ANGLE)) {
         *sine = *cosine = (double)NAN;
         return;
     }

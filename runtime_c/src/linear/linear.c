@@ -11,9 +11,8 @@
 /* TOGETHER: panels that kernels multiply together if there are several rows; threads take no
  * fewer. */
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, TOGETHER = 4 };
-enum {
-    ALONE = 1 << 16
-}; /* weight bytes times rows: take less than a microsecond, and waking threads takes longer */
+/* ALONE: weight bytes times rows; they take less than a microsecond, and waking threads more. */
+enum { ALONE = 1 << 16 };
 
 typedef struct job {
     const bn_operands *o;

@@ -7,9 +7,8 @@
 
 #include "operands.h"
 
-enum {
-    BN_LOOKUP_ROWS = 3840
-}; /* most rows of a block: their sums, 0.65 MB, stay in the L2 cache of CPUs that use tables */
+/* Most rows of a block: their sums, 0.65 MB, stay in the L2 cache of CPUs that use tables. */
+enum { BN_LOOKUP_ROWS = 3840 };
 
 /* Multiplies the first rows of each group with its `together` products where tables pay off, and
  * sets `done` to their number, often 0. Runs on all threads. */

@@ -23,10 +23,10 @@ typedef struct pass {
     bn_batch *b;
     item items[BN_GUESSERS];
     int32_t n;
-    size_t rows,
-        scored;   /* rows of known tokens; of these, those after which a token is chosen at once */
-    int step;     /* 1: for bn_session_step, keep only right guesses */
-    int32_t sure; /* rows of texts that choose a token, including the callers' guesses */
+    size_t rows;   /* of known tokens */
+    size_t scored; /* of these, those after which a token is chosen at once */
+    int step;      /* 1: for bn_session_step, keep only right guesses */
+    int32_t sure;  /* rows of texts that choose a token, including the callers' guesses */
     bn_outlook outlook;
 } pass;
 

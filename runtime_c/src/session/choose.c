@@ -98,8 +98,8 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
-        bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* so that none of them raises the
-                                                                  * bar */
+        /* so that none of them raises the bar */
+        bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits);
         logits->n = (uint32_t)bn_head_wanted(s->model, s->stack, w, &wanted, s->logits, s->listed);
     }
     s->ready = BN_READY_HIDDEN;

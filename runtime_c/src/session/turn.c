@@ -46,10 +46,10 @@ bn_status bn_turn_join(bn_model *m, bn_room wanted) {
     bn_pool_lock(m->pool);
     const bn_room have = room_of(m), room = both(have, wanted);
     if (!fits(have, wanted)) {
-        bn_workspace *old = m->work,
-                     *larger_one = bn_workspace_new(m, &m->stack, room.batch, room.n_ctx);
-        if (larger_one) {
-            m->work = larger_one;
+        bn_workspace *old = m->work;
+        bn_workspace *larger = bn_workspace_new(m, &m->stack, room.batch, room.n_ctx);
+        if (larger) {
+            m->work = larger;
             free(old);
         } else {
             status = BN_ERR_MEMORY;
@@ -68,8 +68,7 @@ void bn_turn_leave(bn_model *m) {
     bn_pool_lock(m->pool);
     if (atomic_load(&m->n_sessions) == 0) {
         bn_workspace *old = m->work;
-        m->work = NULL; /* cleared before it is freed, as a child forked in between must not find
-                         * it */
+        m->work = NULL; /* first, as a child forked in between must not find it */
         free(old);
     }
     bn_pool_unlock(m->pool);

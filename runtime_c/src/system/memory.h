@@ -17,7 +17,7 @@ typedef struct bn_memory {
 typedef enum bn_memory_use {
     BN_MEMORY_OWN, /* allocated: what is free, or can be made free, now */
     BN_MEMORY_MAP  /* a file mapped for reading: the system caches what fits, and would have to read
-                      the rest again for each token */
+                    * the rest again for each token */
 } bn_memory_use;
 
 /* The least memory that RLIMIT_AS, RLIMIT_DATA, the control groups of this process and the machine

@@ -13,9 +13,7 @@
 
 #include "integer.h"
 
-enum {
-    INT8_STARTS = 32 /* most queries of a group, whose start values are computed together */
-};
+enum { INT8_STARTS = 32 }; /* most queries of a group, whose start values are computed together */
 
 /* Scores of Q queries with R registers of keys. */
 INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
