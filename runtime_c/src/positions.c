@@ -6,18 +6,13 @@
 
 #include "kernels/elementary.h"
 
-static const float *frequencies(const bn_file *file, uint32_t stack, uint32_t role) {
-    const bn_tensor t = bn_file_tensor(file, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
-    return (const float *)(const void *)t.data;
-}
-
 bn_positions bn_positions_read(const bn_file *file, uint32_t stack) {
     const bn_config *c = &file->stacks[stack];
     return (bn_positions){.dim = c->rope_dim,
                           .first = (int32_t)c->first_position,
                           .factor = c->rope_attention_factor,
-                          .frequencies = {frequencies(file, stack, BN_ROPE_FREQUENCIES),
-                                          frequencies(file, stack, BN_ROPE_LOCAL_FREQUENCIES)},
+                          .frequencies = {bn_file_vector(file, stack, BN_ROPE_FREQUENCIES),
+                                          bn_file_vector(file, stack, BN_ROPE_LOCAL_FREQUENCIES)},
                           .vectors =
                               bn_file_tensor(file, stack, BN_NO_LAYER, BN_POSITION, BN_NO_EXPERT)};
 }

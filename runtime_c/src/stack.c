@@ -63,10 +63,6 @@ static bn_tensor read_head(const bn_file *f, uint32_t stack) {
     return head;
 }
 
-static const float *read_vector(const bn_file *f, uint32_t stack, uint32_t role) {
-    return (const float *)(const void *)read_tensor(f, stack, role).data;
-}
-
 /* Allocate layers and networks; their number is bounded, as each has records in the file. */
 static bn_status make_room(bn_stack *s) {
     s->layers = calloc(s->config.n_layers, sizeof *s->layers);
@@ -134,9 +130,9 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .final_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_FINAL_NORM),
         .positions = bn_positions_read(f, index),
         .patch = read_tensor(f, index, BN_PATCH),
-        .class_embedding = read_vector(f, index, BN_CLASS_EMBEDDING),
+        .class_embedding = bn_file_vector(f, index, BN_CLASS_EMBEDDING),
         .projector = read_tensor(f, index, BN_PROJECTOR),
-        .probe = read_vector(f, index, BN_POOL_PROBE),
+        .probe = bn_file_vector(f, index, BN_POOL_PROBE),
         .join = {.state = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_HIDDEN_NORM),
                  .row = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_EMBEDDING_NORM),
                  .projection = read_tensor(f, index, BN_DRAFT_PROJECTION)},

@@ -128,6 +128,9 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
                          uint32_t expert);
 
+/* The floats of a vector outside the layers, or NULL. */
+const float *bn_file_vector(const bn_file *file, uint32_t stack, uint32_t role);
+
 /* Number of linears in all layers; they are numbered from 1. bn_file_low_rank fills in the adapters
  * that the file has for them: linears[number], with one element more than there are linears, zeroed
  * before. */

@@ -249,3 +249,8 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, ui
         tensor.norm_bias = (const float *)(const void *)(file->data + r.offset);
     return tensor;
 }
+
+const float *bn_file_vector(const bn_file *file, uint32_t stack, uint32_t role) {
+    const void *data = bn_file_tensor(file, stack, BN_NO_LAYER, role, BN_NO_EXPERT).data;
+    return data;
+}
