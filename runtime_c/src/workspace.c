@@ -17,7 +17,7 @@
 enum { SCORE_FLOATS = 1 << 20 };
 enum { ROOM = 512 }; /* minimum room for rows of several texts with a non-causal mask */
 
-size_t bn_score_rows(const bn_stack *stack, size_t batch) {
+static size_t score_rows(const bn_stack *stack, size_t batch) {
     const size_t rows = SCORE_FLOATS / bn_max(stack->config.vocab_size, 1);
     return rows < 1 ? 1 : bn_min(rows, batch);
 }
@@ -106,7 +106,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, b
                  sizeof(float));
     w->in.skipped = bn_piece(l, threads, sizeof *w->in.skipped);
     w->chunks_done = bn_piece(l, G, sizeof *w->chunks_done);
-    w->score_rows = bn_score_rows(stack, B);
+    w->score_rows = score_rows(stack, B);
     w->scores = bn_piece(l, w->score_rows * c->vocab_size, sizeof(float));
     if (c->n_experts > 0)
         lay_out_slots(m, stack, w, l);

@@ -36,13 +36,10 @@ typedef struct bn_workspace {
     atomic_size_t *chunks_done; /* [G] chunks completed */
     size_t attend_stride;
     float *scores;          /* [score_rows][V] logits, or estimates of them */
-    size_t score_rows;      /* bn_score_rows */
+    size_t score_rows;      /* rows whose logits are held at a time, at most B */
     struct bn_slots *slots; /* of a mixture (mixture.h), or NULL */
     size_t size;            /* bytes of the whole allocation */
 } bn_workspace;
-
-/* Rows whose logits are held at a time, at most `batch`. */
-size_t bn_score_rows(const bn_stack *stack, size_t batch);
 
 /* Bytes that it takes, which increase with batch and n_ctx. */
 size_t bn_workspace_size(const bn_model *m, const bn_stack *stack, size_t batch, size_t n_ctx);
