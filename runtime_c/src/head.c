@@ -10,22 +10,21 @@
 #include "linear/linear.h"
 #include "pass.h"
 
-bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
-                        size_t rows) {
-    bn_pass p = {.m = m, .stack = stack, .w = w, .first = first, .rows = rows};
+bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows) {
+    bn_pass p = {.m = m, .stack = stack, .w = w, .rows = rows};
     bn_quantize_x(&p, &stack->final_norm, &stack->head);
     return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
 }
 
-bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
-                  size_t rows, float *out) {
+bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
+                  float *out) {
     const float cap = stack->config.logit_softcap;
     const size_t V = stack->config.vocab_size;
-    const bn_status status = bn_head_input(m, stack, w, first, rows);
+    const bn_status status = bn_head_input(m, stack, w, rows);
     const bn_product logits = {.w = &stack->head, .y = out, .y_stride = V};
     if (status)
         return status;
-    bn_linear(&w->in, first, rows, &logits, 1);
+    bn_linear(&w->in, 0, rows, &logits, 1);
     if (cap > 0)
         for (size_t i = 0; i < rows * V; i++)
             out[i] = bn_soft_cap(out[i], cap);

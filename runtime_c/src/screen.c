@@ -38,11 +38,11 @@ typedef struct sketch {
     const uint8_t *tiles;
     const float *step, *deviation; /* [V] */
     float *logits;                 /* [rows][V] */
-    size_t first, rows;            /* in the workspace */
+    size_t rows;
 } sketch;
 
 static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
-                        size_t first, size_t rows, float *logits) {
+                        size_t rows, float *logits) {
     const bn_tensor *t = &stack->head;
     const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
     return (sketch){.m = m,
@@ -52,7 +52,6 @@ static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_works
                     .step = (const float *)(const void *)(t->data + at.step),
                     .deviation = (const float *)(const void *)(t->data + at.deviation),
                     .logits = logits,
-                    .first = first,
                     .rows = rows};
 }
 
@@ -71,23 +70,22 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
                      .panel_stride = k_tiles * BN_TILE_BYTES,
                      .panels = end - panel,
                      .k_tiles = k_tiles,
-                     .q = w->in.q + c->first * w->in.q_stride,
+                     .q = w->in.q,
                      .q_stride = w->in.q_stride,
                      .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS)
-        c->m->kernels.vectors.estimate(
-            &(bn_estimates){.y = c->logits + b * t->rows + first,
-                            .acc = acc,
-                            .step = c->step + first,
-                            .scales = t->scales + first,
-                            .mean = 1.5f * (float)w->in.q_sum[c->first + b],
-                            .unit = 1 / w->in.s[c->first + b],
-                            .n = stop - first});
+        c->m->kernels.vectors.estimate(&(bn_estimates){.y = c->logits + b * t->rows + first,
+                                                       .acc = acc,
+                                                       .step = c->step + first,
+                                                       .scales = t->scales + first,
+                                                       .mean = 1.5f * (float)w->in.q_sum[b],
+                                                       .unit = 1 / w->in.s[b],
+                                                       .n = stop - first});
 }
 
-void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
-                      size_t rows, size_t width, float *logits) {
-    sketch c = sketch_of(m, stack, w, first, rows, logits);
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t rows,
+                      size_t width, float *logits) {
+    sketch c = sketch_of(m, stack, w, rows, logits);
     bn_pool_run(w->in.pool, bn_div_up(width, BN_PANEL), CHUNK_PANELS, estimate, &c);
 }
 
@@ -255,7 +253,7 @@ size_t bn_head_wanted(const bn_model *m, const bn_stack *stack, const bn_workspa
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->in.q[i] * w->in.q[i];
-    screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
+    screen c = {.of = sketch_of(m, stack, w, 1, logits),
                 .noise = sqrtf((float)squares) / w->in.s[0],
                 .draw = wanted->draw,
                 .listed = listed};

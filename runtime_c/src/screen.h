@@ -19,10 +19,10 @@ size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k,
 /* Whether the head has a sketch, and no bias or soft-cap: required by the next two functions. */
 int bn_head_screens(const bn_stack *stack);
 
-/* Estimates of the logits of rows [first, first + rows) from the sketch, after bn_head_input:
- * [rows][V], of tokens [0, width) and possibly a few more. */
-void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
-                      size_t rows, size_t width, float *logits);
+/* Estimates of the logits of rows [0, rows) from the sketch, after bn_head_input: [rows][V], of
+ * tokens [0, width) and possibly a few more. */
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t rows,
+                      size_t width, float *logits);
 
 /* How a token is drawn from all tokens: sampler.h, rules 2 and 4. temperature > 0. */
 typedef struct bn_draw {

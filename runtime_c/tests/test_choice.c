@@ -87,9 +87,9 @@ static void test_head_wanted(void) {
         const int32_t more[2] = {(int32_t)check_below(&random, VOCAB), VOCAB - 1};
         for (int d = 0; d < DIM; d++)
             w->x[d] = check_float(&random);
-        ok(bn_head(model, &model->stack, w, 0, 1, full));
-        ok(bn_head_input(model, &model->stack, w, 0, 1));
-        bn_head_estimate(model, &model->stack, w, 0, 1, VOCAB, top);
+        ok(bn_head(model, &model->stack, w, 1, full));
+        ok(bn_head_input(model, &model->stack, w, 1));
+        bn_head_estimate(model, &model->stack, w, 1, VOCAB, top);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);
         const float span = check_below(&random, 2) ? 0 : sorted[k - 1] - sorted[k + 9];
@@ -123,7 +123,7 @@ static void test_drawn_of_all(void) {
     for (uint64_t seed = 0; seed < DRAWS; seed++) {
         for (int d = 0; d < DIM; d++)
             w->x[d] = check_float(&random);
-        ok(bn_head(model, &model->stack, w, 0, 1, full));
+        ok(bn_head(model, &model->stack, w, 1, full));
         const bn_choices all = {.x = full, .n = VOCAB};
         int32_t token, likeliest;
         ok(bn_sample(NULL, &all, VOCAB, NULL, 0, 0, s->sampler_scratch, &model->kernels,
@@ -134,8 +134,8 @@ static void test_drawn_of_all(void) {
             const bn_wanted wanted = {.k = 1, .draw = &draw};
             ok(bn_sample(&sampler, &all, VOCAB, NULL, 0, seed, s->sampler_scratch, &model->kernels,
                          &token));
-            ok(bn_head_input(model, &model->stack, w, 0, 1));
-            bn_head_estimate(model, &model->stack, w, 0, 1, VOCAB, drawn);
+            ok(bn_head_input(model, &model->stack, w, 1));
+            bn_head_estimate(model, &model->stack, w, 1, VOCAB, drawn);
             const size_t n = bn_head_wanted(model, &model->stack, w, &wanted, drawn, listed);
             int found = 0;
             for (size_t at = 0; at < n; at++) {

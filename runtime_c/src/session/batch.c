@@ -90,21 +90,21 @@ static bn_status give_pooled(const bn_batch *b) {
 }
 
 static bn_status give_logits(const bn_batch *b) {
-    const bn_status status = bn_head(b->m, b->stack, b->w, 0, b->n, b->w->rows->out);
+    const bn_status status = bn_head(b->m, b->stack, b->w, b->n, b->w->rows->out);
     return status ? status : give_hidden(b);
 }
 
 static bn_status give_probability(const bn_batch *b) {
     const size_t V = b->stack->config.vocab_size;
-    float *scores = b->w->scores;
     for (size_t first = 0, rows; first < b->n; first += rows) {
-        rows = bn_min(b->n - first, b->w->score_rows);
-        const bn_status status = bn_head(b->m, b->stack, b->w, first, rows, scores);
+        bn_workspace w = bn_workspace_from(b->w, &b->stack->config, first);
+        rows = bn_min(b->n - first, w.score_rows);
+        const bn_status status = bn_head(b->m, b->stack, &w, rows, w.scores);
         if (status)
             return status;
         for (size_t r = 0; r < rows; r++) {
-            const bn_row *row = &b->w->rows[first + r];
-            *row->out = bn_log_probability(&b->m->kernels, scores + r * V, V, row->next);
+            const bn_row *row = &w.rows[r];
+            *row->out = bn_log_probability(&b->m->kernels, w.scores + r * V, V, row->next);
             if (!isfinite(*row->out)) /* as a logit is not */
                 return BN_ERR_NUMERIC;
         }
@@ -115,10 +115,10 @@ static bn_status give_probability(const bn_batch *b) {
 /* Estimates if the head has a sketch, else logits. */
 static bn_status give_scores(const bn_batch *b) {
     if (!bn_head_screens(b->stack))
-        return bn_head(b->m, b->stack, b->w, 0, b->n, b->w->scores);
-    const bn_status status = bn_head_input(b->m, b->stack, b->w, 0, b->n);
+        return bn_head(b->m, b->stack, b->w, b->n, b->w->scores);
+    const bn_status status = bn_head_input(b->m, b->stack, b->w, b->n);
     if (!status)
-        bn_head_estimate(b->m, b->stack, b->w, 0, b->n, b->stack->config.vocab_size, b->w->scores);
+        bn_head_estimate(b->m, b->stack, b->w, b->n, b->stack->config.vocab_size, b->w->scores);
     return status;
 }
 

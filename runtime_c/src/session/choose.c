@@ -91,13 +91,13 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
         return all_logits(s, w, logits);
     *logits = (bn_choices){.x = s->logits, .tokens = s->listed};
     bn_load_hidden(s, w);
-    const bn_status status = bn_head_input(s->model, s->stack, w, 0, 1);
+    const bn_status status = bn_head_input(s->model, s->stack, w, 1);
     if (!status && few >= 0) {
         logits->n = (uint32_t)few;
         bn_linear_int8_rows(&w->in, &s->stack->head, s->listed, logits->n, s->logits);
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
-            bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
+            bn_head_estimate(s->model, s->stack, w, 1, V, s->logits);
         /* so that none of them raises the bar */
         bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits);
         logits->n = (uint32_t)bn_head_wanted(s->model, s->stack, w, &wanted, s->logits, s->listed);

@@ -41,13 +41,13 @@ static bn_status score(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     const size_t V = draft->config.vocab_size;
     size_t width = 0;
     if (!bn_head_screens(draft))
-        return bn_head(s->model, draft, w, 0, (size_t)n, w->scores);
-    const bn_status status = bn_head_input(s->model, draft, w, 0, (size_t)n);
+        return bn_head(s->model, draft, w, (size_t)n, w->scores);
+    const bn_status status = bn_head_input(s->model, draft, w, (size_t)n);
     if (status)
         return status;
     for (int32_t i = 0; i < n; i++)
         width = bn_max(width, who[i]->width);
-    bn_head_estimate(s->model, draft, w, 0, (size_t)n, width, w->scores);
+    bn_head_estimate(s->model, draft, w, (size_t)n, width, w->scores);
     for (int32_t i = 0; i < n; i++)
         for (size_t token = who[i]->width; token < V; token++)
             w->scores[(size_t)i * V + token] = -INFINITY;

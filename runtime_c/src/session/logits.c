@@ -17,7 +17,7 @@ bn_status bn_full_logits(bn_session *s, bn_workspace *w) {
     if (s->ready == BN_READY_LOGITS)
         return BN_OK;
     bn_load_hidden(s, w);
-    const bn_status status = bn_head(s->model, s->stack, w, 0, 1, s->logits);
+    const bn_status status = bn_head(s->model, s->stack, w, 1, s->logits);
     if (!status)
         s->ready = BN_READY_LOGITS;
     return status;
