@@ -36,8 +36,8 @@ static float *read_ppm(const char *path, uint32_t size) {
     }
     const size_t n = (size_t)size * size;
     float *pixels = room(3 * n, sizeof *pixels);
-    for (size_t i = 0; i < 3 * n;
-         i++) { /* the file has RGB per pixel, the model takes all red first */
+    /* the file has RGB per pixel, the model takes all red first */
+    for (size_t i = 0; i < 3 * n; i++) {
         const int value = fgetc(file);
         if (value == EOF) {
             fprintf(stderr, "%s: ends after %zu of %zu bytes of pixels\n", path, i, 3 * n);
@@ -94,8 +94,8 @@ static void answer(bn_model *model, const bn_image_info *seen, const float *pixe
 /* Print the similarity of image and text. */
 static void compare(bn_model *model, const bn_image_info *seen, const float *pixels,
                     const int32_t *text, int32_t n_text) {
-    float *image = room(2 * (size_t)seen->width, sizeof *image), *words = image + seen->width,
-          cosine = 0;
+    float *image = room(2 * (size_t)seen->width, sizeof *image), *words = image + seen->width;
+    float cosine = 0;
     bn_session *session;
     check(bn_image_embed(model, pixels, 1, image, NULL), "picture", NULL);
     check(bn_session_new(model, NULL, &session), "session", NULL);
