@@ -23,7 +23,7 @@ from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
-from bitnet_serve.wording import receipt_of, timings, usage
+from bitnet_serve.wording import chunk_of, head_of, receipt_of, timings, usage
 
 FRAME = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 KNOWN = frozenset([
@@ -225,21 +225,12 @@ class Chat(Shape):
         return "function_call" if self.older and choice.finish_reason == "tool_calls" else choice.finish_reason
 
     def _head(self, kind: str) -> dict[str, Any]:
-        names = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
-        return names | {"system_fingerprint": self.served.fingerprint}
+        return head_of(kind, self.id, self.created, self.served)
 
     def _chunk(
         self, choice: Choice, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
     ) -> dict[str, Any]:
-        one = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk = self._head("chat.completion.chunk") | {"choices": [one]}
-        if self.usage:
-            chunk["usage"] = None
-        elif reason:
-            chunk["timings"] = timings([choice])
-        if reason:
-            one |= receipt_of(choice)
-        return chunk
+        return chunk_of(self._head("chat.completion.chunk"), choice, {"delta": delta}, logprobs, reason, self.usage)
 
     def _logprobs(self, choice: Choice, scored: Sequence[Scored]) -> dict[str, Any] | None:
         if choice.ask.top is None:

@@ -19,7 +19,7 @@ from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
-from bitnet_serve.wording import receipt_of, timings, usage
+from bitnet_serve.wording import chunk_of, head_of, receipt_of, timings, usage
 
 KNOWN = frozenset([
     "model", "prompt", "suffix", "stream", "stream_options", "n", "best_of", "echo", "logprobs", "response_format",
@@ -158,19 +158,10 @@ class Completion(Shape):
         return self.echoes[choice.index] if self.echoes else ""
 
     def _head(self) -> dict[str, Any]:
-        names = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
-        return names | {"system_fingerprint": self.served.fingerprint}
+        return head_of("text_completion", self.id, self.created, self.served)
 
     def _chunk(self, choice: Choice, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        chunk = self._head() | {"choices": [one]}
-        if self.usage:
-            chunk["usage"] = None
-        elif reason:
-            chunk["timings"] = timings([choice])
-        if reason:
-            one |= receipt_of(choice)
-        return chunk
+        return chunk_of(self._head(), choice, {"text": text}, logprobs, reason, self.usage)
 
     def _logprobs(self, choice: Choice, scored: Sequence[Scored], prompt: bool) -> dict[str, Any] | None:
         """Of tokens that follow those of the last call, an end token too: programs that score texts count on as many

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bitnet_serve.answers import Choice
+from bitnet_serve.models import Served
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -43,3 +44,25 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
         "predicted_per_second": round(made / (wrote or 1), 3),
         "seed": ends[0].timings.seed,
     }
+
+
+def head_of(kind: str, name: str, created: int, served: Served) -> dict[str, Any]:
+    """The beginning of an answer, and of each chunk of a stream. name: its id."""
+    names = {"id": name, "object": kind, "created": created, "model": served.name}
+    return names | {"system_fingerprint": served.fingerprint}
+
+
+def chunk_of(
+    head: dict[str, Any], choice: Choice, more: dict[str, Any], logprobs: Any, reason: str | None, counts: bool | None
+) -> dict[str, Any]:
+    """A chunk of a stream. more: what it adds; reason: why the choice ends with it; counts: whether the stream ends
+    with a chunk of the usage."""
+    one = {"index": choice.index, **more, "logprobs": logprobs, "finish_reason": reason}
+    chunk = head | {"choices": [one]}
+    if counts:
+        chunk["usage"] = None
+    elif reason:
+        chunk["timings"] = timings([choice])
+    if reason:
+        one |= receipt_of(choice)
+    return chunk
