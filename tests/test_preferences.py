@@ -74,6 +74,41 @@ def test_the_forms_of_a_record_say_the_same(tmp_path: Path) -> None:
         assert learnt == ["Good day<|im_end|>", "What<|im_end|>"]
 
 
+def test_what_both_lists_begin_with_is_the_prompt(tmp_path: Path) -> None:
+    """Each side may go on with several messages; only its answers are compared, not the questions between them."""
+    why = {"role": "user", "content": "why?"}
+    said = {"role": "assistant", "content": "So"}
+    how = spelling()
+    records = [
+        {"chosen": [ASKED, said, ASKED, GOOD, why, said], "rejected": [ASKED, said, ASKED, BAD]},
+        {"prompt": [ASKED, said, ASKED], "chosen": [GOOD, why, said], "rejected": [BAD]},
+    ]
+    found = list(preferences.read(written(tmp_path, *records)))
+    assert found[0].prompt == found[1].prompt == json.dumps([ASKED, said, ASKED], sort_keys=True)
+    for each in found:
+        learnt = [how.words.decode(t.ids[t.counts].tolist(), skip_special_tokens=False) for t in how.pair(each)]
+        assert learnt == ["Good day<|im_end|>So<|im_end|>", "What<|im_end|>"]
+        assert "why?" in how.words.decode(how.pair(each)[0].ids.tolist())
+    assert len(preferences.split([*found, found[0]._replace(prompt="x")], 0.5)[0]) == 1  # both forms are one pair
+
+
+def test_several_answers_that_the_template_does_not_write_as_one_text(tmp_path: Path) -> None:
+    """A template that writes an answer only while it is the last has no text with two of them."""
+    words = tokenizer.build("byte", [], 300)
+    words.encode_special_tokens = True
+    _, generation = with_template(words, None, {})
+    template = "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}:{% endif %}{% endfor %}"
+    how = preferences.Spelling(
+        words, tokenizer.END_ID, words.token_to_id("<|im_end|>"), Encoder(words, template, generation)
+    )
+    record = {"chosen": [ASKED, GOOD, ASKED, GOOD], "rejected": [ASKED, BAD]}
+    (pair,) = preferences.read(written(tmp_path, record))
+    with pytest.raises(
+        dataset.DataError, match=r"p\.jsonl, line 1: the chat template writes an earlier answer otherwise"
+    ):
+        how.pair(pair)
+
+
 def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None:
     how = spelling()
     (found,) = preferences.read(written(tmp_path, {"prompt": "Say: ", "chosen": "yes", "rejected": "<|im_end|>"}))
@@ -94,7 +129,10 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
         ({"prompt": [ASKED], "chosen": [], "rejected": []}, "expected an answer of assistant"),
         ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [3]}, "a message is 3"),
         ({"prompt": [ASKED, GOOD, ASKED], "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]}, "has the weight 0"),
-        ({"chosen": [ASKED, GOOD], "rejected": [{"role": "user", "content": "ho"}, BAD]}, "differ before their last"),
+        (
+            {"chosen": [ASKED, GOOD], "rejected": [{"role": "user", "content": "ho"}, BAD]},
+            "the two differ first in message 1, of 'user'",
+        ),
         ({"chosen": [ASKED, GOOD, ASKED], "rejected": [ASKED, GOOD, ASKED]}, "the last message is of 'user'"),
         (
             {"prompt": [{"role": "system", "content": "be brief"}, ASKED], "chosen": [ASKED, GOOD], "rejected": [BAD]},

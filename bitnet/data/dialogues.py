@@ -82,17 +82,20 @@ class Encoder:
         self.template, self._named = template, generation["special_tokens"]
         self._ends, self._special = set(generation["eos_token_ids"]), set(self._words.special_ids())
 
-    def encode(self, conversation: Conversation, apart: bool = False, context: int | None = None) -> list[Dialogue]:
+    def encode(
+        self, conversation: Conversation, apart: bool = False, context: int | None = None, since: int = 0
+    ) -> list[Dialogue]:
         """One sequence, or several if the template renders an answer differently once others follow.
 
         (Some leave out the reasoning of earlier answers.) An answer counts up to its end token; one of weight 0 does
         not. apart: each answer is a separate sequence. context: answers after the first one that starts beyond it are
-        skipped, as encoding each takes as long as everything before it.
+        skipped, as encoding each takes as long as everything before it. since: answers before this message do not
+        count.
         """
         messages, where, _ = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
         for i, message in enumerate(messages):
-            if message["role"] != "assistant" or message.get("weight") == 0:
+            if i < since or message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             prompt = self._tokens(messages[:i], conversation, ask=True)
             ids = self._tokens(messages[: i + 1], conversation, ask=False)

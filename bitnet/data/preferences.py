@@ -7,6 +7,7 @@ A line has one of the forms of data sets on the Hugging Face hub:
     {"chosen": [messages and answer], "rejected": [the same messages, another answer]}
 
 In the last form a prompt may repeat the messages. With lists that hold only answers, a prompt may also be a text.
+Whatever the form, the messages that both lists begin with are the prompt. What follows may be several messages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bitnet.data import beside
-from bitnet.data.conversations import Conversation, conversation, records_of
+from bitnet.data.conversations import Conversation, Messages, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dialogues import Encoder
 from bitnet.data.files import check_characters
@@ -35,11 +36,17 @@ EXPECTED = 'expected {"prompt": "…", "chosen": "…", "rejected": "…"}, or l
 
 
 class Preference(NamedTuple):
-    """Two answers to a prompt: texts that continue it, or conversations that differ only in the last message."""
+    """Two answers to a prompt: texts that continue it, or conversations with the same beginning."""
 
     prompt: str
     chosen: str | Conversation
     rejected: str | Conversation
+
+
+def _shared(*sides: Messages) -> int:
+    """How many messages two conversations begin with in common; the last of either is never one of them."""
+    most = min(map(len, sides)) - 1
+    return next((i for i in range(most) if sides[0][i] != sides[1][i]), most)
 
 
 def read(files: Iterable[Path]) -> Iterator[Preference]:
@@ -80,13 +87,18 @@ def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any]
     if isinstance(prompt, str) and isinstance(first, dict) and first.get("role") == "assistant":
         before = [{"role": "user", "content": prompt}]
     sides = [conversation({"messages": before + side, "tools": tools}, where) for side in (chosen, rejected)]
-    (*asked, answer), (*others, other) = (side.messages for side in sides)
-    if asked != others:
-        raise DataError(f"{where}: the two differ before their last message; expected two answers to the same messages")
-    if wrong := [last["role"] for last in (answer, other) if last["role"] != "assistant"]:
+    same = _shared(*(side.messages for side in sides))
+    answers = [side.messages[same:] for side in sides]
+    if wrong := [last["role"] for *_, last in answers if last["role"] != "assistant"]:
         raise DataError(f"{where}: the last message is of {wrong[0]!r:.40}, expected an answer of assistant")
-    if any(last.get("weight") == 0 for last in (answer, other)):
+    if wrong := [first["role"] for first, *_ in answers if first["role"] != "assistant"]:
+        raise DataError(
+            f"{where}: the two differ first in message {same + 1}, of {wrong[0]!r:.40}; expected the same messages up "
+            "to an answer of assistant"
+        )
+    if any(each.get("weight") == 0 for side in answers for each in side if each["role"] == "assistant"):
         raise DataError(f"{where}: an answer has the weight 0, expected two that are compared")
+    asked = sides[0].messages[:same]
     return Preference(json.dumps(asked, sort_keys=True), *sides)
 
 
@@ -100,7 +112,7 @@ def split(
     unique, n, same = {}, 0, 0
     for each in preferences:
         n += 1
-        answers = [side if isinstance(side, str) else side.messages[-1] for side in each[1:]]
+        answers = [side if isinstance(side, str) else side.messages for side in each[1:]]
         if answers[0] == answers[1]:
             same += 1
         else:
@@ -133,17 +145,27 @@ class Spelling:
         self.words, self._first, self._end, self._encoder = words, first, end, encoder
 
     def pair(self, preference: Preference) -> tuple[Dialogue, Dialogue]:
-        first, second = (self._answer(preference.prompt, side) for side in preference[1:])
-        return first, second
+        prompt, chosen, rejected = preference
+        if isinstance(chosen, str) or isinstance(rejected, str):
+            return self._text(prompt, str(chosen)), self._text(prompt, str(rejected))
+        same = _shared(chosen.messages, rejected.messages)
+        return self._talk(chosen, same), self._talk(rejected, same)
 
-    def _answer(self, prompt: str, answer: str | Conversation) -> Dialogue:
-        if not isinstance(answer, str):
-            assert self._encoder
-            return self._encoder.encode(answer, apart=True)[-1]
+    def _text(self, prompt: str, answer: str) -> Dialogue:
         asked, ids = (self.words.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + answer))
         same = next((i for i, (a, b) in enumerate(zip(asked, ids, strict=False)) if a != b), min(len(asked), len(ids)))
         ids = [self._first, *ids, self._end]
         return Dialogue(np.array(ids, np.int32), np.arange(len(ids)) > same)
+
+    def _talk(self, talk: Conversation, since: int) -> Dialogue:
+        assert self._encoder
+        found = self._encoder.encode(talk, since=since)
+        if len(found) > 1:
+            raise DataError(
+                f"{talk.where}: the chat template writes an earlier answer otherwise once others follow, so several "
+                "answers are not one text; expected pairs that differ in one answer"
+            )
+        return found[0]
 
 
 class Preferences:
