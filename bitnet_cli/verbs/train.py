@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bitnet.settings import CONVERSION
+from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import ask
 from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
 
@@ -22,7 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     before_torch()
-    from bitnet.train.start import train
-    from bitnet_export.convert.masters import read_start
+    with at_once():
+        from bitnet.train.start import train
+        from bitnet_export.convert.masters import read_start
 
     return conclude(train(given(args), read_start, args.resume, args.branch, ask), args.json)
