@@ -283,6 +283,18 @@ def test_a_full_disk(
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
 
 
+def test_a_branch_that_finds_the_disk_full_is_not_told_to_resume(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "write", full)
+    assert bitnet("train", "--from", finished, "--out", tmp_path / "branch", "--steps", "30") == 1
+    assert capsys.readouterr().err.endswith("No space left on device; no checkpoint was saved\n")
+    assert not (tmp_path / "branch").exists()
+
+
 def test_what_is_no_state_of_a_run_is_refused_by_name(tmp_path: Path) -> None:
     """A folder without a run may be exported; to resume, or to measure as the run did, its state is needed."""
     folder = tmp_path / "step-000001"

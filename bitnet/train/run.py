@@ -22,7 +22,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
 from bitnet.train import distill, flops, objectives, reporting, runlog, saving, schedule, telemetry
-from bitnet.train.checkpoint import Checkpoint, CheckpointError
+from bitnet.train.checkpoint import Checkpoint, CheckpointError, all_of
 from bitnet.train.errors import TrainingError
 from bitnet.train.horizon import Horizon
 from bitnet.train.pipeline import Ahead, Made
@@ -159,7 +159,7 @@ class Run:
         what = getattr(error, "strerror", None) or str(error)
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
         good = self._whole()  # not `last_good`: the saver's own thread must not wait for the saver
-        advice = f"{good}, from which --resume continues" if step else good
+        advice = f"{good}, from which --resume continues" if step and all_of(self.folder) else good
         return TrainingError(f"{self.folder} cannot be written at step {step:,}: {what}{where}; {advice}")
 
     def evaluate_source(self, log: runlog.Log) -> None:
