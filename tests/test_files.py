@@ -235,11 +235,25 @@ def test_what_of_a_folder_is_read(tmp_path: Path) -> None:
     assert list(corpus.Documents([str(data / ".b.md")])) == [".b.md"]  # that someone named
 
 
+def test_a_line_that_is_no_object_is_shown(tmp_path: Path) -> None:
+    """A whole array in a line, say, as of a .json file."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('[{"text": "a"}, {"text": "b"}]\n')
+    with pytest.raises(corpus.DataError, match=r'expected an object with a string "text", found \[\{"text": "a"\}, '):
+        list(corpus.Documents([str(file)]))
+
+
 def test_a_table_that_is_named(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"two\nlines, and a comma"\r\n2,more\r\n3,\r\n')
     assert list(corpus.Documents([str(table)])) == ["two\nlines, and a comma", "more", ""]
     assert list(corpus.Documents([str(table)], "id")) == ["1", "2", "3"]
+    table.with_name("s.csv").write_text("id,text,text\n1,a,b\n")
+    with pytest.raises(
+        corpus.DataError, match=r"s\.csv has several columns named text, expected one; rename the others"
+    ):
+        list(corpus.Documents([str(table.with_name("s.csv"))]))
+    assert list(corpus.Documents([str(table.with_name("s.csv"))], "id")) == ["1"]
     with pytest.raises(corpus.DataError, match=r't.csv, line 3: expected an object with a string "no", found id, text'):
         list(corpus.Documents([str(table)], "no"))
     table.write_text('text\n"a', "utf-8")

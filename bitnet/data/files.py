@@ -59,7 +59,7 @@ def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
     if kind == ".jsonl":
         return (text_of(record, where, column) for record, where in records(file, MOST))
     if kind == ".csv":
-        return (text_of(row, where, column) for row, where in rows_of(file))
+        return (text_of(row, where, column) for row, where in rows_of(file, column))
     return _whole(file)
 
 
@@ -83,7 +83,7 @@ def check_characters(text: str, where: str, what: str = "a text") -> None:
 def _instead(record: Any, column: str) -> str:
     """The error for a record without a text."""
     if not isinstance(record, dict):
-        return f'expected an object with a string "{column}"'
+        return f'expected an object with a string "{column}", found {json.dumps(record):.80}'
     if "messages" in record:
         return 'this is a conversation ("messages"), expected text; give it to --chat'
     if {"chosen", "rejected"} <= record.keys():
@@ -183,12 +183,14 @@ def _parsed(line: bytes, where: str) -> Any:
 # ---- tables ----
 
 
-def rows_of(file: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """The rows of a .csv file, and where each is. Raises DataError."""
+def rows_of(file: Path, column: str = "") -> Iterator[tuple[dict[str, str], str]]:
+    """The rows of a .csv file, and where each is. column: there may be only one of this name. Raises DataError."""
     csv.field_size_limit(MOST)
     with opened(file) as content:
         rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
         try:
+            if (rows.fieldnames or []).count(column) > 1:
+                raise DataError(f"{file} has several columns named {column}, expected one; rename the others")
             for row in rows:
                 where = f"{file}, line {rows.line_num}"
                 if None in row or None in row.values():
