@@ -23,6 +23,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 from bitnet.data.mixed import Mixed, counts
 from bitnet.data.mixture import Mixture, Source, Sources, Stage, recorded
+from bitnet.train import mixtures
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
@@ -123,6 +124,11 @@ def test_how_often_a_source_is_seen() -> None:
     found = Sources(Mixture(found.mixture.sources, stages), found.parts)
     assert found.times(8000) == {"a": 2 + 2, "b": 0.5 + 0.5}
     assert found.times(4000) == {"a": 1 + 1.5, "b": 0.375}  # it ends in the second stage
+    assert mixtures.sizes(found, 4000).endswith(
+        "\nstage 3 of the mixture is not reached: stage 2 lasts until 6,000 tokens, and the run has 4,000; "
+        "lower its until"
+    )
+    assert not any("not reached" in mixtures.sizes(found, planned) for planned in (8000, 0))
 
 
 # ---- the file ----

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def read(
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:
-        words = choose(chain.from_iterable(train for train, _ in texts.values()))
+        words = choose(itertools.chain.from_iterable(train for train, _ in texts.values()))
     first = tokenizer.separator(words, generation)
     for where in shared.values():
         tokenized.check_of(where, words, first)
@@ -119,12 +119,21 @@ def parts_of(side: object) -> dict[str, Tokens]:
 
 
 def sizes(tokens: Sources, planned: int) -> str:
-    """A line about the sources of a run. planned: tokens of the whole run; 0: seconds count."""
+    """A line about the sources of a run, and the stages that it does not reach. planned: tokens of the whole run; 0:
+    seconds count."""
     times = tokens.times(planned)
     seen = {name: f", seen {times[name]:.3g} times" if planned else "" for name in tokens.parts}
-    return "sources: " + "; ".join(
+    line = "sources: " + "; ".join(
         f"{name} {part.n_tokens:,} tokens{seen[name]}" for name, part in tokens.parts.items()
     )
+    stages = tokens.mixture.stages
+    for number, (before, _) in enumerate(itertools.pairwise(stages), start=2):
+        if planned and before.until >= mixture.LEAST_TOKENS and before.until >= planned:
+            return (
+                f"{line}\nstage {number} of the mixture is not reached: stage {number - 1} lasts until "
+                f"{before.until:,.0f} tokens, and the run has {planned:,}; lower its until"
+            )
+    return line
 
 
 def advance(run: Run) -> None:
