@@ -162,6 +162,25 @@ def test_signals_save_and_stop(
     assert Checkpoint.open(tmp_path / "run").model.config.dim == 32
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_last_evaluation_is_answered(
+    number: signal.Signals, code: int, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(*_: object, last: bool = False) -> Any:
+        assert last
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    words = ["train", *TINY, "--eval-every", "100", "--data", sentences, "--out", tmp_path / "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Run, "evaluate", interrupted)
+        assert run(*words) == code
+    told = "stopped in the last evaluation: the run is saved, and --resume evaluates it again"
+    assert told in capsys.readouterr().err and Checkpoint.open(tmp_path / "run").state["step"] == 20
+    assert run("train", "--resume", "--out", tmp_path / "run") == 0
+
+
 SWALLOWED = """
 import os, signal, sys, bitnet_cli
 

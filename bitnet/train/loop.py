@@ -81,8 +81,9 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
             return Outcome(stopped_by, checkpoint.all_of(run.folder)[-1], run.now())
         try:
             result = run.evaluate(log, last=True)
-        except KeyboardInterrupt:
-            say("stopped in the last evaluation: the run is saved, and --resume evaluates it again")
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM
+            with contextlib.suppress(OSError):  # the terminal is closed
+                say("stopped in the last evaluation: the run is saved, and --resume evaluates it again")
             raise
     if (best := run.state["best"])["step"] and run.settings.keep_best:
         name = saving.name_of(best["step"])
