@@ -12,10 +12,14 @@ static uint8_t *row_of(const bn_quantizing *a, size_t row) {
 }
 
 static int all_finite(const float *x, size_t n) {
-    int finite = 1;
-    for (size_t i = 0; i < n; i++)
-        finite &= isfinite(x[i]) != 0;
-    return finite;
+    const uint32_t exponent = 0x7F800000; /* compared as integers, many at a time */
+    uint32_t found = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        found |= (bits & exponent) == exponent;
+    }
+    return !found;
 }
 
 /* A half is never infinite, so without the NaN an overflow would become an ordinary number. */
