@@ -110,7 +110,7 @@ LIMITS = [
     ("several-machines", '`{"prompt": "…"}` gets a `text`', "python_bindings/examples/ray_batch.py", '{"prompt": "…"}'),
     ("tools", "At most 128 tools", "python_bindings/bitnet_runtime/tools.py", "\nMOST = 128 "),
     ("tools", "at most 16 calls", "python_bindings/bitnet_runtime/dialects.py", "\nTOGETHER = 16 "),
-    ("train", "no other file.", "export/bitnet_export/packed/writer.py", "exists and {what}"),
+    ("train", "no other file.", "export/bitnet_export/packed/replacing.py", "exists and {what}"),
     ("watch", "more than 200 million", "bitnet/report/output.py", "\nLARGEST = 200_000_000 "),
     ("why-fast", "are more than 256 together", "runtime_c/src/screen.h", "BN_SCREEN_MOST = 256 "),
 ]
