@@ -7,19 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "linear/values.h"
+
 static uint8_t *row_of(const bn_quantizing *a, size_t row) {
     return (uint8_t *)a->q + row * a->q_stride;
-}
-
-static int all_finite(const float *x, size_t n) {
-    const uint32_t exponent = 0x7F800000; /* compared as integers, many at a time */
-    uint32_t found = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        found |= (bits & exponent) == exponent;
-    }
-    return !found;
 }
 
 /* A half is never infinite, so without the NaN an overflow would become an ordinary number. */
@@ -29,7 +20,7 @@ static void to_f16(const bn_kernels *kernels, const bn_quantizing *a) {
         const float *x = a->x + row * a->x_stride;
         uint16_t *y = (uint16_t *)(void *)row_of(a, row);
         kernels->bytes.f32_to_f16(y, x, a->n);
-        if (!all_finite(x, a->n))
+        if (bn_has_not_finite_f32((const uint8_t *)x, a->n * sizeof *x))
             y[0] = nan;
     }
 }
