@@ -13,20 +13,20 @@ from typing import Any
 
 from bitnet.data.files import DataError
 from bitnet.data.tokenizer import IMAGE
+from bitnet_runtime.image_prompts import IMAGES, NAMES
 
-KINDS = ("image", "image_url", "input_image")  # types of parts
-NAMES = ("images", "image")  # beside the messages
+BESIDE = ("images", "image")  # beside the messages
 
 
 def has_pictures(record: Mapping[str, Any], messages: Sequence[Any]) -> bool:
     """Whether there are pictures in the messages, or beside them in their record."""
-    named = any(record.get(name) for name in NAMES)
-    return named or any(isinstance(part, dict) and part.get("type") in KINDS for part in _parts(messages))
+    named = any(record.get(name) for name in BESIDE)
+    return named or any(isinstance(part, dict) and part.get("type") in IMAGES for part in _parts(messages))
 
 
 def within(messages: Sequence[Any], record: Mapping[str, Any], where: str) -> list[Any]:
     """The messages, with the pictures beside them in their parts. Raises DataError if they do not fit."""
-    given = [record[name] for name in NAMES if record.get(name)]
+    given = [record[name] for name in BESIDE if record.get(name)]
     if not given:
         return list(messages)
     pictures = given[0] if isinstance(given[0], list) else given
@@ -58,7 +58,7 @@ def _parts(messages: Sequence[Any]) -> Iterator[Any]:
 def _is_place(part: Any) -> bool:
     """Whether a part is an image that names none."""
     is_image = isinstance(part, dict) and part.get("type") == "image"
-    return is_image and all(part.get(name) is None for name in ("image", "image_url", "url", "path"))
+    return is_image and all(part.get(name) is None for name in NAMES)
 
 
 def _filled(message: Any, pictures: Iterator[str]) -> Any:

@@ -11,8 +11,8 @@ from bitnet_runtime.errors import InvalidParameterError, shown
 if TYPE_CHECKING:
     from bitnet_runtime.images import Image
 
-_IMAGES = ("image", "image_url", "input_image")  # types of parts, and the names under which these have it
-_NAMES = ("image", "image_url", "url", "path")
+IMAGES = ("image", "image_url", "input_image")  # types of parts, and the names under which these have it
+NAMES = ("image", "image_url", "url", "path")
 _TEXTS = {"input_text": "text", "output_text": "text"}
 _KNOWS_PARTS = re.compile(r"""\bfor\s+[\w, ]+\s+in\s+(\w+(\.|\[['"]))?content\b""")
 
@@ -41,7 +41,7 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
         _image(part)
         for message in messages
         for part in _parts(message) or ()
-        if isinstance(part, Mapping) and part.get("type") in _IMAGES
+        if isinstance(part, Mapping) and part.get("type") in IMAGES
     ]
 
 
@@ -68,7 +68,7 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
 
 def is_known(part: object) -> bool:
     """Whether a part of a message is a text or an image; other kinds are left to the template."""
-    return isinstance(part, Mapping) and part.get("type") in (*_IMAGES, *_TEXTS, "text")
+    return isinstance(part, Mapping) and part.get("type") in (*IMAGES, *_TEXTS, "text")
 
 
 def _parts(message: object) -> Sequence[Any] | None:
@@ -95,14 +95,14 @@ def _check(part: object) -> None:
 
 def _plain(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _IMAGES:
+    if kind in IMAGES:
         return {"type": "image"}
     return {**part, "type": _TEXTS[kind]} if kind in _TEXTS else part
 
 
 def _image(part: Mapping[str, Any]) -> Image:
     """The picture in a part: {"type": "image", "image": …}, or in OpenAI's form with a data: URL."""
-    given = [part[name] for name in _NAMES if part.get(name) is not None]
+    given = [part[name] for name in NAMES if part.get(name) is not None]
     value = given[0] if len(given) == 1 else None
     if isinstance(value, Mapping):  # {"type": "image_url", "image_url": {"url": "…"}}
         value = value.get("url")
