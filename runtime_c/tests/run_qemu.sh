@@ -86,25 +86,20 @@ else
     on max - native qemu-x86_64 -cpu max
 fi
 
-# qemu has neither AVX-512 nor AVX-VNNI; a CPU with the first alone can run the second's code.
+# qemu has neither AVX-512, AVX-VNNI nor AMX; a CPU with the first runs the second's code in another
+# encoding, and AMX in C. There ASan sees what its instructions read and write, on CPUs that have it, too.
 vnni=native
-if ! grep -qs avx_vnni /proc/cpuinfo; then
-    if grep -qs avx512_vnni /proc/cpuinfo; then
-        compile evex -DBITNET_AVXVNNI_AS_EVEX=ON
-        on evex - evex env
-        vnni=evex
-    else
-        echo "AVX-VNNI is not tested: this CPU has neither it nor AVX-512 VNNI"
-        vnni=
-    fi
-fi
-
-# Nor has it AMX. In C, ASan sees what its instructions read and write, on CPUs that have it, too.
 if grep -qs avx512_vnni /proc/cpuinfo; then
-    compile amx -DBITNET_AMX_IN_C=ON -DBITNET_SANITIZE=address
+    evex=ON
+    if grep -qs avx_vnni /proc/cpuinfo; then evex=OFF; else vnni=amx; fi
+    compile amx -DBITNET_AMX_IN_C=ON -DBITNET_AVXVNNI_AS_EVEX=$evex -DBITNET_SANITIZE=address
     on amx amx amx env
 else
     echo "AMX is not tested: this CPU has no AVX-512 VNNI"
+    if ! grep -qs avx_vnni /proc/cpuinfo; then
+        echo "AVX-VNNI is not tested: this CPU has neither it nor AVX-512 VNNI"
+        vnni=
+    fi
 fi
 
 cc=${AARCH64_CC:-aarch64-linux-gnu-gcc}
