@@ -141,7 +141,7 @@ def test_the_gguf_package_reads_what_the_packed_file_holds(model: Path, tmp_path
     config = file.configs[0]
     written = write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    arch = architecture(config).name
+    arch = architecture(config)
     keys = {field.name: field.contents() for field in reader.fields.values()}
     assert keys["general.architecture"] == arch
     assert keys[f"{arch}.attention.head_count_kv"] == config.n_kv_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,16 +118,16 @@ def rope_problems(file: PackedFile, config: ModelConfig) -> list[str]:
     return problems
 
 
-def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
-    """The graph with the fewest differences from a model, and a phrase about them. candidates: with differences.
+def nearest(program: str, candidates: Mapping[str, list[str]]) -> tuple[str, list[str]]:
+    """The architecture with the fewest differences from a model, and a phrase about them.
 
-    program: whose graphs they are.
+    program: whose architectures they are. candidates: the differences of each, by its name.
     """
-    graph, differences = min(candidates, key=lambda candidate: len(candidate[1]))
-    if not differences:
-        return graph, []
+    name = min(candidates, key=lambda name: len(candidates[name]))
+    if not (differences := candidates[name]):
+        return name, []
     found = "; ".join(differences)
-    return graph, [f"no architecture of {program} computes this model, the nearest is {graph.name}: {found}"]
+    return name, [f"no architecture of {program} computes this model, the nearest is {name}: {found}"]
 
 
 def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:

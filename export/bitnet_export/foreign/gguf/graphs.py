@@ -21,19 +21,17 @@ GRAPHS = (
 )  # fmt: skip
 
 
-def architecture(config: ModelConfig) -> Graph:
+def architecture(config: ModelConfig) -> str:
     """The llama.cpp graph that computes this model. Raises ValueError naming the nearest and its differences."""
-    graph, differences = nearest_graph(config)
+    name, differences = nearest_graph(config)
     refuse(f"the model {config.name}", differences)
-    return graph
+    return name
 
 
-def nearest_graph(config: ModelConfig) -> tuple[Graph, list[str]]:
-    """The graph with the fewest differences from a model, and those."""
-    candidates = []
-    for graph in GRAPHS:
-        found = graph.differences(config)
-        if graph.name == "bitnet" and config.n_heads * config.head_dim != config.dim:
-            found.append(f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}")
-        candidates.append((graph, found))
-    return nearest("llama.cpp", candidates)
+def nearest_graph(config: ModelConfig) -> tuple[str, list[str]]:
+    """The name of the graph with the fewest differences from a model, and those."""
+    differences = {graph.name: graph.differences(config) for graph in GRAPHS}
+    if config.n_heads * config.head_dim != config.dim:
+        found = f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}"
+        differences["bitnet"].append(found)
+    return nearest("llama.cpp", differences)

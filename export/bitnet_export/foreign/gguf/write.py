@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.outgoing import (
     DRAFT_LEFT_OUT,
-    Graph,
     Written,
     open_decoder,
     refuse,
@@ -77,8 +76,8 @@ def write_gguf(
     path = Path(out)
     spare(Path(source), path, "GGUF")
     file, config, problems = open_decoder(source)
-    graph, differences = nearest_graph(config)
-    writer = _Writer(file, config, graph, body, head, exact_scales)
+    architecture, differences = nearest_graph(config)
+    writer = _Writer(file, config, architecture, body, head, exact_scales)
     text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
     refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
@@ -93,7 +92,7 @@ def write_gguf(
         writer.notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
     writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
-    what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
+    what = f"GGUF, architecture {architecture}, {body}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
 
 
@@ -101,9 +100,9 @@ class _Writer:
     """The parts of a packed file that go into a GGUF file of one architecture."""
 
     def __init__(
-        self, file: PackedFile, config: ModelConfig, graph: Graph, body: str, head: str, exact_scales: bool
+        self, file: PackedFile, config: ModelConfig, architecture: str, body: str, head: str, exact_scales: bool
     ) -> None:
-        self.file, self.config, self.graph = file, config, graph
+        self.file, self.config, self.architecture = file, config, architecture
         self.body, self.head, self.exact_scales = body, head, exact_scales
         self.notes: list[str] = []
         self._rounded = 0.0  # largest relative change of a scale
@@ -126,12 +125,12 @@ class _Writer:
             "hidden_activation": c.activation,
         }
         general: dict[str, Value] = {
-            "general.architecture": self.graph.name,
+            "general.architecture": self.architecture,
             "general.quantized_by": GGUF_MARK.decode(),  # among the first bytes, where `kind_of` looks for it
             "general.quantization_version": 2,
             "general.file_type": KINDS[self.body].file_type,
         }
-        return general | {f"{self.graph.name}.{key}": value for key, value in keys.items()}
+        return general | {f"{self.architecture}.{key}": value for key, value in keys.items()}
 
     def problems(self) -> list[str]:
         """Why matrices do not fit their types, grouped by reason."""
@@ -199,7 +198,7 @@ class _Writer:
 
     def _order(self, role: str, rows: int) -> NDArray[np.int64] | slice:
         """The source of each row: in `llama`, RoPE rotates neighbours 2i and 2i + 1, not i and i + E/2."""
-        if self.graph.name != "llama" or role not in ("q", "k"):
+        if self.architecture != "llama" or role not in ("q", "k"):
             return slice(None)
         return np.arange(rows).reshape(-1, 2, self.config.head_dim // 2).swapaxes(1, 2).reshape(-1)
 

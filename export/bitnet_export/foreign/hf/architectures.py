@@ -40,7 +40,6 @@ class Architecture(NamedTuple):
     """A class of transformers that computes a model."""
 
     name: str
-    model_type: str
     family: Family
     places: Places  # names of its tensors
     problems: list[str]  # why it cannot compute the model
@@ -52,13 +51,8 @@ class Architecture(NamedTuple):
 
 def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
     """The class that computes this model, or the nearest with a phrase for each difference."""
-    candidates = []
-    for kind, graph in _graphs(c).items():
-        found = graph.differences(c) + _own(kind, file, c)
-        candidates.append((graph._replace(name=f"{graph.name} {kind}"), found))
-    graph, problems = nearest("transformers", candidates)
-    name, kind = graph.name.split(" ")
-    problems = [problem.replace(graph.name, name) for problem in problems]
+    differences = {graph.name: graph.differences(c) + _own(kind, file, c) for kind, graph in _graphs(c).items()}
+    name, problems = nearest("transformers", differences)
     if c.linear_norm and any(record.scope == encodings.SCALE_NONE for record in projections(file)):
         problems.append("linear_norm with projections of floats, transformers has the norms only in quantized ones")
     if c.linear_norm and head_is_quantized(file):
@@ -68,7 +62,7 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
         )
     family = FAMILIES[name]
     places = Places.written(family.names, family.prefixes[0], family.layers, whole=family.head)
-    return Architecture(name, kind, family, places, problems)
+    return Architecture(name, family, places, problems)
 
 
 def graph_of(kind: str, c: ModelConfig) -> Graph:
@@ -137,7 +131,7 @@ def _own(kind: str, file: PackedFile, c: ModelConfig) -> list[str]:
 
 def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """config.json."""
-    kind = architecture.model_type
+    kind = architecture.family.model_type
     values = {
         "architectures": [architecture.name], "model_type": kind, "dtype": "float32", "vocab_size": c.vocab_size,
         "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,

@@ -78,13 +78,12 @@ def is_of_images(file: PackedFile) -> bool:
 def architecture_of_images(file: PackedFile) -> Architecture:
     """The architecture that computes this model, or the nearest with a phrase for each difference."""
     candidates = {each.name: each for each in _candidates(file.configs) if len(each.families) == len(file.configs)}
-    found = [(Graph(name, {}, ()), each.problems(file)) for name, each in candidates.items()]
-    graph, problems = nearest("transformers", found)
-    main, *others = candidates[graph.name].families
-    name = graph.name if graph.name in FAMILIES else "PaliGemmaForConditionalGeneration"
+    name, problems = nearest("transformers", {name: each.problems(file) for name, each in candidates.items()})
+    main, *others = candidates[name].families
+    name = name if name in FAMILIES else "PaliGemmaForConditionalGeneration"
     places = [_places(family, c) for family, c in zip((main, *others), file.configs, strict=True)]
     behind = tuple(zip(others, places[1:], strict=True))
-    return Architecture(name, main.model_type, main, places[0], problems, behind)
+    return Architecture(name, main, places[0], problems, behind)
 
 
 def _places(family: Family, c: ModelConfig) -> Places:
@@ -104,11 +103,7 @@ def _candidates(configs: tuple[ModelConfig, ...]) -> list[_Candidate]:
     if not sees_any(configs):
         text_alone = (
             ("SiglipTextModel", images.SIGLIP_TEXT, _SIGLIP_TEXT),
-            (
-                "CLIPTextModelWithProjection",
-                images.CLIP_TEXT_PROJECTED,
-                _CLIP_TEXT | {"out_dim": (main.out_dim or -1,)},
-            ),
+            ("CLIPTextModelWithProjection", images.CLIP_TEXT_PROJECTED, _CLIP_TEXT | projected),
             ("CLIPTextModel", images.CLIP_TEXT, _CLIP_TEXT | {"out_dim": (0,)}),
         )
         return [_Candidate(name, (family,), (tower("a text tower", says),)) for name, family, says in text_alone]
@@ -154,7 +149,7 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     """config.json. generation: of METADATA."""
     families = [architecture.of(stack)[0] for stack in range(len(file.configs))]
     parts = [_part(file, family, c) for family, c in zip(families, file.configs, strict=True)]
-    head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.model_type}
+    head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.family.model_type}
     head["dtype"] = "float32"
     if plain.quantizes(file):
         head[QUANTIZATION] = plain.quantization(file.configs[0], _left_alone(file, architecture))
@@ -164,7 +159,7 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
         return head | parts[0] | end
     main, vision = file.configs
     whole: dict[str, Any] = {"text_config": parts[0] | end, "vision_config": parts[1]}
-    if architecture.model_type == "clip":
+    if architecture.family.model_type == "clip":
         whole["projection_dim"] = vision.out_dim  # a text's vector is that of its end token
     if main.image_token:
         whole |= {"image_token_index": main.image_token, "projection_dim": vision.out_dim, "hidden_size": main.dim}
@@ -196,7 +191,7 @@ def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
     kind = family.part_type or family.model_type
     if c.has_head:
         places = Places.written(family.names, family.prefixes[0], family.layers, whole=True)
-        values = plain.describe(file, c, Architecture(kind, kind, family, places, []))
+        values = plain.describe(file, c, Architecture(kind, family._replace(model_type=kind), places, []))
         return {name: value for name, value in values.items() if name not in ("architectures", QUANTIZATION)}
     values = {
         "model_type": kind, "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
