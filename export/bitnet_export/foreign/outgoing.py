@@ -69,18 +69,11 @@ class Graph(NamedTuple):
 
 _SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context")
 SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale")
-"""Free in every decoder; rope_dim and attention_scale are checked by `open_decoder`."""
+"""Free in every decoder; `rope_problems` and `scale_problems` check rope_dim and attention_scale."""
 
 
-def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
-    """A packed file, its one stack, and why that is not a plain decoder, a phrase each. Raises as `open_single`."""
-    file, config = open_single(path)
-    return file, config, rope_problems(file, config) + scale_problems(config)
-
-
-def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
-    """A packed file, without its draft, and its one stack. Raises PackedFormatError; ValueError if it has several."""
-    file = PackedFile.open(path).without_draft()
+def only_stack(file: PackedFile, path: str | os.PathLike[str]) -> ModelConfig:
+    """The one stack of a packed file, which is at `path`. Raises ValueError if it has several, or sees images."""
     if any(config.input == "images" for config in file.configs):
         raise ValueError(
             f"{path} sees images, which no GGUF file of ours can; --to onnx writes them, and --to hf for a model like "
@@ -88,7 +81,7 @@ def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
         )
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
-    return file, file.configs[0]
+    return file.configs[0]
 
 
 def scale_problems(config: ModelConfig) -> list[str]:

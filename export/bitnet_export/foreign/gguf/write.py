@@ -22,8 +22,10 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.outgoing import (
     DRAFT_LEFT_OUT,
     Written,
-    open_decoder,
+    only_stack,
     refuse,
+    rope_problems,
+    scale_problems,
     value_rows,
 )
 from bitnet_export.foreign.side_files import generation_of
@@ -75,12 +77,14 @@ def write_gguf(
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
     path = Path(out)
     spare(Path(source), path, "GGUF")
-    file, config, problems = open_decoder(source)
+    file = PackedFile.open(source).without_draft()
+    config = only_stack(file, source)
     architecture, differences = nearest_graph(config)
     writer = _Writer(file, config, architecture, body, head, exact_scales)
     text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
-    refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
+    problems = [*rope_problems(file, config), *scale_problems(config), *differences, *writer.problems(), *unknown]
+    refuse(f"{source} cannot become a GGUF file", problems, remedy)
     metadata = writer.metadata() | text | sampling_keys(generation_of(file))
     entries = list(writer.entries())
     with replacing(path) as temporary:

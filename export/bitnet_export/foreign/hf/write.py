@@ -32,7 +32,7 @@ from bitnet.config import TERNARY_LINEARS
 from bitnet_export.foreign.outgoing import (
     DRAFT_LEFT_OUT,
     Written,
-    open_single,
+    only_stack,
     refuse,
     replacing_folder,
     value_rows,
@@ -89,7 +89,7 @@ def write_folder(
     """
     file = PackedFile.open(source).without_draft()
     seeing = is_of_images(file)
-    config = file.configs[0] if seeing else open_single(source)[1]
+    config = file.configs[0] if seeing else only_stack(file, source)
     architecture = architecture_of_images(file) if seeing else architecture_of(file, config)
     refuse(f"{source} cannot become a Hugging Face folder", architecture.problems)
     out = Path(out)
