@@ -132,8 +132,8 @@ class _Head:
     def __init__(self, table: Stored, rows: slice) -> None:
         self.weight: Tensor | None = None  # None: ternary
         if isinstance(table, Ternary):
-            scales = _rows_of(table.scales, rows)
-            self.integers = torch.from_numpy(table.codes[rows]), torch.from_numpy(scales)
+            part = table.take(rows)
+            self.integers = torch.from_numpy(part.codes), torch.from_numpy(part.scales)
         else:
             self.weight = torch.from_numpy(np.ascontiguousarray(table.rows(rows.start, rows.stop)))
             self.integers = row_codes(self.weight)
@@ -193,15 +193,11 @@ def _noisy(x: Tensor, each: Pass) -> Tensor:
 def _embed(table: Stored, each: Pass, windows: NDArray[np.int64]) -> Tensor:
     tokens, place = np.unique(windows, return_inverse=True)
     if isinstance(table, Ternary):
-        x = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
+        x = torch.from_numpy(dense(table.take(tokens)))
     else:
         some = torch.from_numpy(np.concatenate([table.rows(t, t + 1) for t in tokens.tolist()]))
         x = embedding_rows(torch.arange(len(tokens)), some, each.head_format)
     return x.to(each.dtype)[torch.from_numpy(place.reshape(windows.shape))]
-
-
-def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
-    return scales if scales.size == 1 else scales[rows]
 
 
 def dense(weight: Ternary) -> NDArray[np.float32]:

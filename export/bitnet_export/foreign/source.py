@@ -47,6 +47,10 @@ class Ternary(NamedTuple):
             return encodings.SCALE_GROUP
         return encodings.SCALE_TENSOR if self.scales.size == 1 else encodings.SCALE_ROW
 
+    def take(self, rows: slice | NDArray[np.int64]) -> Ternary:
+        """Some of its rows, in this order."""
+        return Ternary(self.codes[rows], self.scales if self.scales.size == 1 else self.scales[rows])
+
 
 class Floats(NamedTuple):
     """A matrix or vector of floats; rows are converted to fp32 on demand."""

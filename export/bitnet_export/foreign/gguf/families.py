@@ -243,5 +243,5 @@ def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:
     """Rows of q or k, within a head, from the order 0, E/2, 1, E/2 + 1, … of llama files to 0, 1, …, E − 1."""
     rows = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     if isinstance(tensor, Ternary):
-        return Ternary(tensor.codes[rows], tensor.scales if tensor.scales.size == 1 else tensor.scales[rows])
+        return tensor.take(rows)
     return Floats.of(tensor.all()[rows])
