@@ -29,6 +29,8 @@ SKIPPED = re.compile(
 )
 """Tensors that older programs wrote and that no computation uses."""
 
+_TABLES = ("embedding", "head")
+
 
 class Quantization(NamedTuple):
     """quantization_config with quant_method bitnet."""
@@ -118,10 +120,8 @@ class Weights:
         role = records.ROLES[key.role]
         if key.part:
             return self._bias(key)
-        if role in ("embedding", "head"):
-            return self._table(role, key)
-        if role in TERNARY_LINEARS and role not in self.floats:
-            return self._linear(key)
+        if role in _TABLES or (role in TERNARY_LINEARS and role not in self.floats):
+            return self._matrix(role, key)
         return self._places.floats(key)
 
     def _scale(self, module: str) -> np.float32 | None:
@@ -140,15 +140,18 @@ class Weights:
             raise SourceError(f"{entry.what} is {stored}, expected a finite number above 0")
         return scale
 
-    def _linear(self, key: Key) -> Ternary:
+    def _matrix(self, role: str, key: Key) -> Tensor:
+        """A matrix that is ternary, or a table that may be."""
         entry, scale = self.entry(key), self._scale(self.module(key))
         if entry.dtype == "U8":
             assert scale is not None
             return Ternary(_unpack(entry), np.array([scale], np.float32))
         matrix = self._places.floats(key)
-        found = ternary_values(matrix)
+        found = ternary_values(matrix) if self.tables.get(role, True) else None
         if found is not None:
             return found if scale is None else found._replace(scales=found.scales * scale)
+        if role in _TABLES:
+            return matrix if scale is None else mapped(matrix, lambda w: w * scale)
         if scale is not None:
             raise SourceError(
                 f"{entry.what} has a weight_scale, but its values are not ternary; linear layers of int8 are read from "
@@ -160,18 +163,6 @@ class Weights:
                 "download the model again"
             )
         return _quantize(matrix, entry.what)
-
-    def _table(self, role: str, key: Key) -> Tensor:
-        entry, scale = self.entry(key), self._scale(self.module(key))
-        if entry.dtype == "U8":
-            assert scale is not None
-            return Ternary(_unpack(entry), np.array([scale], np.float32))
-        matrix = self._places.floats(key)
-        if self.tables.get(role, True):
-            found = ternary_values(matrix)
-            if found is not None:
-                return found if scale is None else found._replace(scales=found.scales * scale)
-        return matrix if scale is None else mapped(matrix, lambda w: w * scale)
 
     def _bias(self, key: Key) -> Floats:
         values, scale = self._places.floats(key), self._scale(self.module(key))
