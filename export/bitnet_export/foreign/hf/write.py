@@ -110,7 +110,7 @@ def write_folder(
         'for the same numbers load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
         "its cache of f16 moves log-probabilities by up to 0.1"
     ]
-    if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
+    if unpacked := sum(r.encoding.ternary and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
     if any(_is_int8_linear(record) for record in file.tensors.values()):
         notes.append("linear layers of int8 are for transformers alone: this folder cannot be converted again")
@@ -145,7 +145,7 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
             yield _vector(name, gain - 1 if family.one_plus and not role.endswith(LINEAR_NORM) else gain)
         elif _is_packed(record):
             scale = file.scales(record)
-            yield _Entry(name, "U8", (record.rows // 4, record.cols), _packed_rows(file, record))
+            yield _Entry(name, "U8", (record.rows // 4, record.cols), functools.partial(_packed_rows, file, record))
             yield _vector(f"{module}.weight_scale", scale)
         else:
             scale = np.ones(1, np.float32)
@@ -184,29 +184,21 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
     return _Entry(name, "F32", values.shape, lambda: [values])
 
 
-def _is_ternary(record: Record) -> bool:
-    return record.encoding.ternary
-
-
 def _is_int8_linear(record: Record) -> bool:
     quantized = record.key.part == 0 and record.scope != encodings.SCALE_NONE
-    return quantized and ROLES[record.key.role] in TERNARY_LINEARS and not _is_ternary(record)
+    return quantized and ROLES[record.key.role] in TERNARY_LINEARS and not record.encoding.ternary
 
 
 def _is_packed(record: Record) -> bool:
     """Whether the packed form of transformers can hold the tensor: one scale, whole bytes."""
     projection = ROLES[record.key.role] in TERNARY_LINEARS
-    return projection and _is_ternary(record) and record.scope == encodings.SCALE_TENSOR and record.rows % 4 == 0
+    return projection and record.encoding.ternary and record.scope == encodings.SCALE_TENSOR and record.rows % 4 == 0
 
 
-def _packed_rows(file: PackedFile, record: Record) -> Callable[[], Iterable[NDArray[Any]]]:
+def _packed_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.uint8]]:
     """Bits 2i, 2i + 1 of byte row r hold code + 1 of row i·N/4 + r."""
-
-    def parts() -> Iterator[NDArray[Any]]:
-        fields = (file.codes(record) + 1).view(np.uint8).reshape(4, record.rows // 4, record.cols)
-        yield fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
-
-    return parts
+    fields = (file.codes(record) + 1).view(np.uint8).reshape(4, record.rows // 4, record.cols)
+    yield fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
 
 
 def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, int], None] | None) -> None:
