@@ -144,7 +144,7 @@ def _iq1_bn(rows: Bytes) -> Codes:
 
 def _iq2_bn(rows: Bytes) -> Codes:
     """An fp32 scale; then 64 weights in 16 bytes."""
-    return _fields(rows[:, 4:], 16), np.ascontiguousarray(rows[:, :4]).view("<f4").astype(np.float32)
+    return _fields(rows[:, 4:], 16), _f32(rows[:, :4])
 
 
 def _iq2_bn_r4(fours: Bytes) -> Codes:
@@ -152,7 +152,7 @@ def _iq2_bn_r4(fours: Bytes) -> Codes:
     bytes_ = fours[:, 16:].reshape(len(fours), -1, 4, 4, 4)  # 64 weights, 16 of them, row, 4 of a field
     fields = bytes_[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
     codes = fields.transpose(0, 3, 1, 2, 4, 5).reshape(4 * len(fours), -1)
-    return codes, np.ascontiguousarray(fours[:, :16]).view("<f4").astype(np.float32).reshape(-1, 1)
+    return codes, _f32(fours[:, :16]).reshape(-1, 1)
 
 
 def _f32(rows: Bytes) -> Values:
