@@ -51,7 +51,7 @@ def _tensors_in(path: Path, what: str) -> dict[str, Entry]:
     return {str(key): _entry(value, f"{what}: tensor {key}") for key, value in _load(path, what).items()}
 
 
-def _load(path: Any, what: str) -> dict[Any, Any]:
+def _load(path: Path, what: str) -> dict[Any, Any]:
     import torch
 
     with open(path, "rb") as file:
@@ -70,7 +70,7 @@ def _load(path: Any, what: str) -> dict[Any, Any]:
     return state
 
 
-def _check_size(path: Any, what: str) -> None:
+def _check_size(path: Path, what: str) -> None:
     """torch.save stores data once and uncompressed; otherwise a small file could fill the memory."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -5,6 +5,7 @@ Format: the safetensors README.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -107,10 +108,9 @@ def open_shards(
                 where = f"in {places[tensor]}" if tensor in places else "nowhere"
                 raise SourceError(f"{entry.what} is there, but {index} has it {where}")
             tensors[tensor] = entry
-    lost = set(places or ()) - set(tensors)
-    if lost:
+    if places is not None and (lost := places.keys() - tensors.keys()):
         name = min(lost)
-        raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {index} has it there")
+        raise SourceError(f"{folder.path}: tensor {name} is missing in {places[name]}, {index} has it there")
     return {_OLD.sub(lambda match: _NEW[match[0]], name): entry for name, entry in tensors.items()}
 
 
@@ -168,9 +168,7 @@ def _entry(file: Content, what: str, value: object, base: int) -> tuple[Entry, i
         raise SourceError(f"{what} has dtype {dtype!r:.40}, expected one of {', '.join(_SIZES)}")
     if not (_naturals(shape) and len(shape) <= 8 and _naturals(offsets) and len(offsets) == 2):
         raise SourceError(f"{what} has shape {shape!r:.80} and offsets {offsets!r:.80}, expected natural numbers")
-    size = _SIZES[dtype]
-    for n in shape:
-        size *= n
+    size = _SIZES[dtype] * math.prod(shape)
     if offsets[1] - offsets[0] != size:
         raise SourceError(f"{what} has {offsets[1] - offsets[0]} bytes, its shape {shape} of {dtype} takes {size}")
     return Entry(file, what, dtype, tuple(shape), base + offsets[0]), offsets[1]
