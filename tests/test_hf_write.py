@@ -272,6 +272,13 @@ def test_what_the_same_logits_need_is_said(tmp_path: Path) -> None:
     assert "dtype float32" in said and "--kv-type f32" in said
 
 
+def test_defaults_under_other_names_of_the_runtime_are_written_too(tmp_path: Path) -> None:
+    path = build(BITNET, tmp_path / "m.bitnet", generation={"temp": 0.5, "n_predict": 7, "repetition_penalty": 1.1})
+    write_folder(path, tmp_path / "hf")
+    found = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert (found["temperature"], found["max_new_tokens"], found["repetition_penalty"]) == (0.5, 7, 1.1)
+
+
 def test_greedy_defaults(tmp_path: Path) -> None:
     path = build(BITNET, tmp_path / "m.bitnet", generation={"temperature": 0, "top_k": 5})
     write_folder(path, tmp_path / "hf")

@@ -10,16 +10,17 @@ from typing import Any
 from bitnet.config import ModelConfig
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
-from bitnet_runtime.defaults import model_defaults
+from bitnet_runtime.defaults import ALIASES, model_defaults
 
 from .outgoing import write_json
 from .vocabulary import around, load
 
-_SAMPLING = {
+SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty", "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens", "max_new_tokens": "max_new_tokens",
+    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
+"""Sampling options of generation_config.json, and our names for them."""
+_THEIRS = {ours: theirs for theirs, ours in SAMPLING.items()}
 
 
 def generation_of(file: PackedFile) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def _fills(padding: Any, c: ModelConfig) -> bool:
 
 def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
     """generation_config.json, in the format of transformers."""
-    known = {_SAMPLING[key]: value for key, value in generation.items() if key in _SAMPLING and value is not None}
+    given = {ALIASES.get(name, name): value for name, value in generation.items() if value is not None}
+    known = {_THEIRS[name]: value for name, value in given.items() if name in _THEIRS}
     if known.get("max_new_tokens", 1) < 1:  # until the context is full, for which transformers has no number
         del known["max_new_tokens"]
     known["do_sample"] = known.get("temperature", 1.0) > 0
@@ -76,13 +78,17 @@ def pad_token_id(generation: Mapping[str, Any]) -> dict[str, int]:
 
 
 def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them.
+
+    Raises SourceError if its section TOKENIZER is no tokenizer.
+    """
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if template is not None:
         (folder / "chat_template.jinja").write_bytes(template)
     if tokenizer is None:
         return
-    words = _words(tokenizer)
+    loaded = load(tokenizer, "section TOKENIZER")
+    words = {token: word for word, token in loaded.get_vocab(with_added_tokens=True).items()}
     named = {name: word for name, word in special_words(generation).items() if word in words.values()}
     ends, start = generation.get("eos_token_ids") or [], generation.get("bos_token_id")
     ids = {"bos_token": start, "eos_token": ends[0] if ends else None}
@@ -92,8 +98,10 @@ def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: 
         side, token = {"padding_side": padding["side"]}, padding["token_id"]
         # Of a token that is no special one config.json alone says that it fills up: named, it would become special.
         named = {name: word for name, word in named.items() if name != "pad_token"}
-        named |= {"pad_token": words[token]} if token in _added(tokenizer) else {}
-    (folder / "tokenizer.json").write_bytes(_with_start(tokenizer, start, words))
+        named |= {"pad_token": words[token]} if token in loaded.get_added_tokens_decoder() else {}
+    if start in words and loaded.encode("").ids[:1] != [start]:
+        tokenizer = _with_start(tokenizer, words[start], start)
+    (folder / "tokenizer.json").write_bytes(tokenizer)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": c.max_context}
     write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | side | named)
 
@@ -105,22 +113,9 @@ def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
     return {name: word for name, word in given.items() if name.endswith("_token") and isinstance(word, str)}
 
 
-def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
-    """The tokenizer, with the start token before a text if only the packed file says so."""
-    if start is None or start not in words or load(tokenizer, "section TOKENIZER").encode("").ids[:1] == [start]:
-        return tokenizer
+def _with_start(tokenizer: bytes, word: str, start: int) -> bytes:
+    """The tokenizer, which puts the start token before a text as well."""
     rules = json.loads(tokenizer)
-    steps = [step for step in (rules.get("post_processor"), around((words[start], start), None)) if step]
+    steps = [step for step in (rules.get("post_processor"), around((word, start), None)) if step]
     rules["post_processor"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "processors": steps}
     return json.dumps(rules, ensure_ascii=False, indent=2).encode()
-
-
-def _added(tokenizer: bytes) -> set[int]:
-    """Ids of the tokens that are matched in a text before it is split."""
-    return set(load(tokenizer, "section TOKENIZER").get_added_tokens_decoder())
-
-
-def _words(tokenizer: bytes) -> dict[int, str]:
-    """Token ids in a tokenizer's JSON by their text. Raises SourceError if it is not one."""
-    vocabulary = load(tokenizer, "section TOKENIZER").get_vocab(with_added_tokens=True)
-    return {token: word for word, token in vocabulary.items()}

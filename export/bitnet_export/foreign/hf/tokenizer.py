@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bitnet_export.foreign.side_files import SAMPLING
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe, whole_template
 from bitnet_export.packed.records import MAX_TEMPLATE
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_SAMPLING = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
-}  # fmt: skip
 _MAX_ADDED = 1 << 16
 _VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
 SIGLIP, SIGLIP2 = "SiglipTokenizer", "Siglip2Tokenizer"
@@ -230,7 +227,7 @@ def _generation(
     described = config if config.get("eos_token_id") is not None else folder.json("config.json")
     ends = set(_end_ids(described, vocab_size, assumptions))
     # Also without do_sample: a temperature is meant to be used. Penalties and end tokens also apply to greedy answers.
-    found: dict[str, Any] = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
+    found: dict[str, Any] = {ours: config[name] for name, ours in SAMPLING.items() if config.get(name) is not None}
     found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
     for name, value in list(found.items()):
         try:
