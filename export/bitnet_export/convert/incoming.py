@@ -16,7 +16,7 @@ from bitnet_export.foreign.source import Progress, Source, SourceError, encode
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.recognise import PROBE, recognise
 from bitnet_export.packed.records import Spec
-from bitnet_export.packed.replacing import spare
+from bitnet_export.packed.replacing import kind_of, spare
 from bitnet_export.packed.writer import Encoded, write_packed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
             yield source
         return
     if head.startswith(records.MAGIC):
-        if len(head) >= records.HEADER.size and records.HEADER.unpack_from(head)[2] & records.ADAPTER_ALONE:
+        if kind_of(path) == "adapter":
             raise SourceError(f"{path} is an adapter, expected the model that it belongs to")
         raise SourceError(f"{path} is a packed file already; say what it should become: --to hf, gguf or onnx")
     raise SourceError(
