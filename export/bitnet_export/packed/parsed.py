@@ -158,9 +158,8 @@ class Parsed:
         return full
 
     def _read_tensors(self) -> dict[Key, Record]:
-        table = next(s for s in self.sections if s.kind == records.TENSORS)
-        lines = self._read(table.offset, table.size)
-        found = (self._read_record(lines, i) for i in range(0, table.size, records.TENSOR.size))
+        table = self.section(records.TENSORS) or b""
+        found = (self._read_record(table, i) for i in range(0, len(table), records.TENSOR.size))
         tensors: dict[Key, Record] = {}
         end = 0
         for i, config in enumerate(self.configs):
@@ -224,7 +223,7 @@ class Parsed:
         name, data = record.key.name, self.stored(record)
         fault = record.encoding.fault(data, record.rows, record.cols)
         _require(fault is None, f"{name}: {fault}")
-        if record.key.role in (records.ROLE["rope_frequencies"], records.ROLE["rope_local_frequencies"]):
+        if records.ROLES[record.key.role].startswith("rope_"):
             values = record.encoding.decode(data, record.rows, record.cols)
             config = self.configs[record.key.stack]
             last = config.max_context - 1 + config.first_position

@@ -79,7 +79,7 @@ def random_adapter(
 
 def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: Encoding) -> Encoded:
     name, shape = records.ROLES[spec.key.role], (spec.rows, spec.cols)
-    if name in ("rope_frequencies", "rope_local_frequencies"):
+    if name.startswith("rope_"):
         dim, of = config.rope_dim, config if name == "rope_frequencies" else config.of_layer(0)
         return Encoded.f32(of.rope_theta ** (-np.arange(0, dim, 2) / dim))
     if name == "position" and config.position == "sinusoidal":

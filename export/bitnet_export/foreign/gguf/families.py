@@ -204,7 +204,7 @@ class Model:
         if self.config.tie_embeddings:
             left.pop("output.weight", None)  # the same bytes once more
         for spec in records.expected_tensors(self.config):
-            if spec.key.role >= ROLE["rope_frequencies"]:
+            if ROLES[spec.key.role].startswith("rope_"):
                 continue
             name, shape = self._name(spec.key), (spec.rows, spec.cols)
             entry = left.pop(name, None)
