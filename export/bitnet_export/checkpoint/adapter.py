@@ -42,9 +42,9 @@ def export_adapter(
     check_place(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         file = Path(folder) / "whole.bitnet"
-        encoding = next((r.encoding.bits for r in model.tensors.values() if r.encoding.bits), "2.0")
+        encoding = next((bits for record in model.tensors.values() if (bits := record.encoding.bits)), "2.0")
         report = export_checkpoint(
-            checkpoint, file, tokens=tokens, encoding=encoding or "2.0", head=model.configs[0].head_format, sparse=False
+            checkpoint, file, tokens=tokens, encoding=encoding, head=model.configs[0].head_format, sparse=False
         )
         whole = PackedFile.open(file)
         if not any(config.adapters for config in whole.configs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +55,12 @@ def export_checkpoint(
     reports: list[Report] = []
     for left in reversed(range(TRIES)):
         source = Checkpoint.open(checkpoint)
+
+        def check(file: Path, source: Checkpoint = source) -> None:
+            reports.append(compare(source, file, tokens=tokens))
+
         try:
-            pack_checkpoint(
-                source,
-                out,
-                encoding=encoding,
-                head=head,
-                sparse=sparse,
-                check=lambda file, source=source: reports.append(compare(source, file, tokens=tokens)),
-            )
+            pack_checkpoint(source, out, encoding=encoding, head=head, sparse=sparse, check=check)
             break
         except CheckpointError:
             if not left or source.folder.exists():
@@ -77,7 +75,7 @@ def pack_checkpoint(
     encoding: str = "2.0",
     head: str | None = None,
     sparse: bool | None = None,
-    check: Any = None,
+    check: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from bitnet.model.positions import position_tables
@@ -178,13 +176,12 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
     state = checkpoint.state_if_any
-    now = _now()
     known: dict[str, Any] = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
     if isinstance(state.get("settings"), dict):
         known["training"] = _training(state["settings"])
     if measured := checkpoint.measured:
         known["validation"] = {name: value for name, value in measured.items() if isinstance(value, int | float)}
-    return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+    return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": _now().strftime("%Y-%m-%d")}
 
 
 def _now() -> datetime.datetime:

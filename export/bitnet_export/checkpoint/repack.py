@@ -85,7 +85,7 @@ def repack(
 
 
 def _encoded(file: PackedFile, record: Record, body: Encoding, sparse: bool) -> Encoded:
-    scales = file.scales(record) if record.scale_size else None
+    scales = file.scales(record)
     if not record.encoding.ternary:
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
     encoding = encodings.encoding_of(records.ROLES[record.key.role], body, sparse)

@@ -194,7 +194,7 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
     scale_offset = data.put(stored) if count else 0
     return Record(
         spec.key, tensor.encoding, tensor.scope, spec.rows, spec.cols, offset, size, scale_offset, len(stored)
-    )  # fmt: skip
+    )
 
 
 def _group_scales(name: str, scales: NDArray[np.float32]) -> NDArray[np.float16]:
