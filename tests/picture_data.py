@@ -1,8 +1,9 @@
-"""Pictures of two colours in files, with captions and questions; and models that learn them in a second."""
+"""Pictures: any, and of two colours in files, with captions and questions; and models that learn these in a second."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -85,3 +86,24 @@ def table(folder: Path, name: str, rows: Iterator[dict[str, str]]) -> Path:
         writer.writeheader()
         writer.writerows([first, *others])
     return folder / name
+
+
+# ---- any picture ----
+
+RNG = np.random.default_rng(15)
+
+
+def noise(*shape: int) -> Any:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def smooth(height: int, width: int) -> Any:
+    """A picture that JPEG preserves well."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 127 // (height + width)], 2).astype(np.uint8)
+
+
+def encoded(picture: Any, format: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(out, format, **options)
+    return out.getvalue()
