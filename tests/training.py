@@ -17,6 +17,10 @@ MODEL = ("vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", 
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
 TINY += ["--threads", "1", "--batch", "4", "--eval-every", "10", "--save-every", "10", "--layers-every", "5"]
 TINY += ["--steps", "20"]  # the last, to be left out where --minutes is given
+TALK = [
+    {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Good day"},
+    {"role": "user", "content": "<|im_end|>bye"}, {"role": "assistant", "content": "So long"},
+]  # fmt: skip
 
 
 def bitnet(*argv: object) -> int:
