@@ -7,10 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from bitnet.config import ModelConfig
 from bitnet_export import PackedFile
 from bitnet_export.foreign.source import Floats, Source, Tensor, Ternary
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import Key
+
+ODD = ModelConfig(
+    vocab_size=531, dim=40, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=20, ffn_dim=72, max_context=300,
+)  # fmt: skip
 
 
 def source_of(path: Path) -> Source:
