@@ -11,8 +11,8 @@ from openai import OpenAI
 
 from bitnet_serve.server import Serving
 from servers import post, served
-from test_serve_tools import ANSWERS, ARGUMENTS, ASK, FLAT, calls_of
-from tool_models import CALL, TOOLS, calling_model, unheld_model
+from test_serve_tools import ANSWERS, ARGUMENTS, calls_of
+from tool_models import ASK, CALL, FLAT, TOOLS, calling_model, unheld_model
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,10 @@ import pytest
 
 from bitnet_serve.server import Serving
 from servers import request, served
-from tool_models import CALL, SECOND, TOOLS, calling_model
+from tool_models import ASK, CALL, FLAT, SECOND, TOOLS, calling_model
 
-ASK: Any = [{"role": "user", "content": "weather?"}]
 TEXT = "Nothing to call < here."
 MODELS = {"text": TEXT, "both": f"So:\n{CALL}\n{SECOND}\nThat is all."}
-FLAT: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
 USE: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
 
 

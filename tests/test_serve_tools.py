@@ -17,12 +17,10 @@ from bitnet.data import conversations
 from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
 from servers import post, request, served
-from tool_models import CALL, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
+from tool_models import ASK, CALL, FLAT, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
 
 PAGE = Path(__file__).parents[1] / "docs/tools.md"
-ASK: Any = [{"role": "user", "content": "weather?"}]
 ARGUMENTS = {"town": "Köln", "days": 3}
-FLAT: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
 USE: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
 ANSWERS = {
     "one": "Let me see.\n" + CALL,

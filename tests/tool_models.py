@@ -23,6 +23,8 @@ WEATHER: dict[str, Any] = {
 }
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 TOOLS = [WEATHER, CLOCK]
+FLAT: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]  # of OpenAI's responses
+ASK: Any = [{"role": "user", "content": "weather?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Köln", "days": 3}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
