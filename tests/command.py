@@ -1,4 +1,4 @@
-"""Runs the `bitnet` command for tests: with pipes, and on a pseudo-terminal."""
+"""Runs the `bitnet` command for tests, with pipes and on a pseudo-terminal; and other commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
+
+CC = os.environ.get("CC", "cc")
+ARM_CC = CC if os.uname().machine in ("aarch64", "arm64") else "aarch64-linux-gnu-gcc"
+
+
+def run(*command: str | Path, **options: str) -> str:
+    """Standard output of a command; if it fails, its standard error is the message."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, input=options.get("stdin"))
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
