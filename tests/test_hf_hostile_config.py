@@ -136,6 +136,7 @@ def test_embedding_models(tmp_path):
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
         with open_source(folder) as source:
             assert source.config.pooling == found
+            assert any(line.endswith("the others with 1 + weight") for line in source.assumptions)
     for modes in (["mean_tokens", "cls_token"], ["max_tokens"]):
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True for mode in modes}))
         refused(folder, r"1_Pooling/config.json: .*, expected one of pooling_mode_lasttoken")

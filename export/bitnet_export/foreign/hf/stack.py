@@ -110,7 +110,8 @@ def _surroundings(folder: Folder, config: Fields, family: Family, places: Places
         "linear_norm": bool(places.norm),
     }
     if not family.head and family.pooling:
-        values["pooling"], assumptions = read_pooling(folder, family.pooling)
+        values["pooling"], more = read_pooling(folder, family.pooling)
+        assumptions += more
     return values, assumptions
 
 
