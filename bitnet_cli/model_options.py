@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,10 +102,9 @@ def _option(name: str) -> Callable[[str], Any]:
     integer = is_whole(name)
 
     def parse(text: str) -> Any:
-        try:
+        value: float | str | None = text  # what is no number is refused below, with the range
+        with suppress(ValueError):
             value = None if text == "none" else int(text) if integer else float(text)
-        except ValueError:
-            value = text  # type: ignore[assignment]  # refused in the next line, with the range
         try:
             return getattr(resolve({name: value}), name)
         except ValueError as error:

@@ -6,11 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_model, note, opened
 from bitnet_cli.texts import lines_of, read_text
 from bitnet_runtime.terminal import escape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 KINDS = {
     "sigmoid": "[of each text by itself: the model judges pairs (sigmoid)]",
@@ -62,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(rows: object) -> list[list[float]]:
-    return [[float(f"{x:.9g}") for x in row] for row in rows]  # type: ignore[attr-defined]  # an array
+def _plain(rows: NDArray[np.float32]) -> list[list[float]]:
+    return [[float(f"{x:.9g}") for x in row] for row in rows]

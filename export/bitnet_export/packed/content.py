@@ -36,7 +36,7 @@ class Content:
 
     @classmethod
     def of(cls, content: bytes | Self) -> Self:
-        return content if isinstance(content, cls) else cls(memoryview(content).cast("B"), "the file")  # type: ignore[arg-type]
+        return content if isinstance(content, Content) else cls(memoryview(content).cast("B"), "the file")
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
         """`size` bytes from `start` on, within the original size. Raises CutShort if they are no longer there."""
