@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from bitnet_runtime.errors import shown
 from bitnet_serve.errors import ApiError, refuse
@@ -94,6 +94,3 @@ def _whole(digits: str) -> int:
 
 def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
-
-
-__all__ = ["ClientDisconnect", "Room", "parse", "read"]
