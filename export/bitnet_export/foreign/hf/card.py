@@ -19,6 +19,9 @@ _FIGURES = {
     "margin": "reward of the preferred answer less that of the other", "recall": "recall@1", "tokens": "tokens",
     "recall_back": "recall@1, back", "pairs": "pairs", "answers": "answers", "pool": "pairs in a pool",
 }  # fmt: skip
+_OPTIONS = (
+    "objective", "optimizer", "lr", "schedule", "warmup", "warmdown", "weight_decay", "precision", "seed",
+)  # fmt: skip
 
 Rows = list[tuple[str, str]]
 
@@ -93,19 +96,8 @@ def _training(known: Mapping[str, Any]) -> Rows:
         if isinstance(share, int | float):
             unit = f"{share:.0%} of the run" if share <= 1 else f"{share:,.0f} tokens"
             rows.append(("λ, how much the quantizers count", f"from 0 to 1 over {unit}, then 1" if share else "1"))
-        shown: tuple[str, ...] = (
-            "objective",
-            "optimizer",
-            "lr",
-            "schedule",
-            "warmup",
-            "warmdown",
-            "weight_decay",
-            "precision",
-            "seed",
-        )
-        shown += tuple(name for name in ("distill", "lora") if told.get(name))
-        shown += ("beta",) if told.get("preference") else ()
+        shown = [*_OPTIONS, *(name for name in ("distill", "lora") if told.get(name))]
+        shown += ["beta"] if told.get("preference") else []
         rows.append(("options", ", ".join(f"{name} {_text(told[name])}" for name in shown if name in told)))
     return [*rows, *((name, _text(known[name])) for name in ("tool", "date") if name in known)]
 
