@@ -13,9 +13,7 @@ from onnx import TensorProto
 from bitnet.config import ModelConfig
 
 from .ops import Value
-from .parts import Parts
-
-_LOWEST = float(np.finfo(np.float32).min)  # a score with zero weight; finite, so that fully masked rows are not NaN
+from .parts import LOWEST, Parts
 
 Rotation = tuple[Value, Value]  # cos and sin, each (B, 1, T, rope_dim/2)
 Cache = tuple[Value, Value]  # keys and values, (B, G, P or S, E) each
@@ -56,7 +54,7 @@ class Attention:
         g = self.g
         queries = (q_BHTE * c.attention_scale).reshape(0, c.n_kv_heads, -1, c.head_dim)
         scores = self.parts.softcap(g.op("MatMul", queries, k_BGSE.transpose(0, 1, 3, 2)), c.attention_softcap)
-        weights = g.op("Softmax", g.op("Where", self.mask(c.sliding_window), scores, _LOWEST), axis=-1)
+        weights = g.op("Softmax", g.op("Where", self.mask(c.sliding_window), scores, LOWEST), axis=-1)
         y_BHTE = g.op("MatMul", weights, v_BGSE).reshape(0, c.n_heads, -1, c.head_dim)
         return y_BHTE.transpose(0, 2, 1, 3).reshape(0, 0, c.n_heads * c.head_dim)
 

@@ -9,10 +9,9 @@ import numpy as np
 from onnx import TensorProto
 
 from .ops import Value
-from .parts import Parts
+from .parts import LOWEST, Parts
 
 PIXELS, FEATURES = "pixel_values", "image_features"
-_LOWEST = float(np.finfo(np.float32).min)  # a score with zero weight
 
 
 def patches(parts: Parts, pixels_BCSS: Value) -> Value:
@@ -52,7 +51,7 @@ def pooled(parts: Parts, x_BTD: Value, mask_BT: Value) -> Value:
     )
     scores = g.op("MatMul", q * c.attention_scale, k.transpose(0, 1, 3, 2))
     seen = g.op("Unsqueeze", mask_BT.cast(TensorProto.BOOL), [1, 2])
-    y_BHTE = g.op("MatMul", g.op("Softmax", g.op("Where", seen, scores, _LOWEST), axis=-1), v)
+    y_BHTE = g.op("MatMul", g.op("Softmax", g.op("Where", seen, scores, LOWEST), axis=-1), v)
     y = parts.project(y_BHTE.transpose(0, 2, 1, 3).reshape(0, 0, c.n_heads * c.head_dim), "pool_o")
     added = parts.project(parts.activation(parts.project(parts.norm(y, "pool_norm"), "pool_up")), "pool_down")
     return (y + added).reshape(-1, c.dim)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLE, Key, Record
 
 from .matrices import Matrices
 from .ops import Graph, Value
+
+LOWEST = float(np.finfo(np.float32).min)  # a score with zero weight; finite, so that fully masked rows are not NaN
 
 
 class Parts:

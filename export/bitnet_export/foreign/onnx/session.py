@@ -13,6 +13,7 @@ from bitnet.config import ModelConfig
 from bitnet_export.checkpoint.reading import Floats
 
 from .graph import writes
+from .images import FEATURES, PIXELS
 
 Texts = NDArray[Any]  # int64 (B, T) token ids, or fp32 (B, T, D)
 Cache = list[Floats]
@@ -42,8 +43,8 @@ class OnnxModel:
 
     def see(self, pixels: Floats) -> Floats:
         """Vectors of normalized images (B, C, S, S) from a vision stack: (B, N, width), or (B, width)."""
-        name = "image_features" if self.config.pooling == "none" else "image_embeds"
-        vectors: Floats = self.session.run([name], {"pixel_values": pixels})[0]
+        name = FEATURES if self.config.pooling == "none" else "image_embeds"
+        vectors: Floats = self.session.run([name], {PIXELS: pixels})[0]
         return vectors
 
     def run(
@@ -69,7 +70,7 @@ class OnnxModel:
         if self.config.mask == "prefix":
             feeds["token_type_ids"] = np.tile(np.arange(length) >= prefix, (batch, 1)).astype(np.int64)
         if self.config.image_token:
-            feeds["image_features"] = np.empty((0, 1, self.config.dim), "f4") if features is None else features
+            feeds[FEATURES] = np.empty((0, 1, self.config.dim), "f4") if features is None else features
         rows, *rest = self.session.run(None, feeds)
         return rows, rest[: len(cache)]
 
