@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bitnet_serve.histogram import LATENCIES
@@ -13,41 +13,11 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 def page(models: Iterable[Served]) -> str:
     each = list(models)
-    rows = [
-        (
-            "prompt_tokens_total",
-            "counter",
-            "tokens of prompts of ended answers",
-            [s.scheduler.prompt_tokens for s in each],
-        ),
-        ("tokens_predicted_total", "counter", "tokens generated", [s.scheduler.completion_tokens for s in each]),
-        ("requests_processing", "gauge", "answers being computed", [s.scheduler.load[0] for s in each]),
-        ("requests_deferred", "gauge", "answers that wait", [s.scheduler.load[1] for s in each]),
-        ("answers_total", "counter", "answers that ended, for any reason", [s.scheduler.finished for s in each]),
-        (
-            "answers_cancelled_total",
-            "counter",
-            "ended answers that were cancelled",
-            [s.scheduler.cancelled for s in each],
-        ),
-        ("answers_failed_total", "counter", "ended answers that failed", [s.scheduler.failed for s in each]),
-        (
-            "requests_refused_total",
-            "counter",
-            "requests refused because no place was free for them",
-            [s.scheduler.refused for s in each],
-        ),
-        ("model_loaded", "gauge", "whether the model is in memory", [int(s.loaded) for s in each]),
-        ("model_loads_total", "counter", "attempts to load the model", [s.loads for s in each]),
-        ("model_load_failures_total", "counter", "attempts to load the model that failed", [s.failures for s in each]),
-        ("model_bytes", "gauge", "bytes of the model file", [s.nbytes for s in each]),
-        ("cache_bytes", "gauge", "bytes of the caches of texts", [_cache(s).bytes for s in each]),
-        ("cache_texts", "gauge", "texts kept for reuse", [_cache(s).texts for s in each]),
-    ]
     lines = []
-    for name, kind, help, values in rows:
+    for name, help, number in ROWS:
+        kind = "counter" if name.endswith("_total") else "gauge"
         lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} {kind}"]
-        lines += [f'bitnet_{name}{{model="{_label(s.name)}"}} {n}' for s, n in zip(each, values, strict=True)]
+        lines += [f'bitnet_{name}{{model="{_label(s.name)}"}} {number(s)}' for s in each]
     for name, help in LATENCIES.items():
         lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} histogram"]
         for s in each:
@@ -67,3 +37,22 @@ def _cache(served: Served) -> _Cache:
 
 def _label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+ROWS: tuple[tuple[str, str, Callable[[Served], int]], ...] = (
+    ("prompt_tokens_total", "tokens of prompts of ended answers", lambda s: s.scheduler.prompt_tokens),
+    ("tokens_predicted_total", "tokens generated", lambda s: s.scheduler.completion_tokens),
+    ("requests_processing", "answers being computed", lambda s: s.scheduler.load[0]),
+    ("requests_deferred", "answers that wait", lambda s: s.scheduler.load[1]),
+    ("answers_total", "answers that ended, for any reason", lambda s: s.scheduler.finished),
+    ("answers_cancelled_total", "ended answers that were cancelled", lambda s: s.scheduler.cancelled),
+    ("answers_failed_total", "ended answers that failed", lambda s: s.scheduler.failed),
+    ("requests_refused_total", "requests refused because no place was free for them", lambda s: s.scheduler.refused),
+    ("model_loaded", "whether the model is in memory", lambda s: int(s.loaded)),
+    ("model_loads_total", "attempts to load the model", lambda s: s.loads),
+    ("model_load_failures_total", "attempts to load the model that failed", lambda s: s.failures),
+    ("model_bytes", "bytes of the model file", lambda s: s.nbytes),
+    ("cache_bytes", "bytes of the caches of texts", lambda s: _cache(s).bytes),
+    ("cache_texts", "texts kept for reuse", lambda s: _cache(s).texts),
+)
+"""Name, help, and the number of a model. What only grows is a counter, and its name says so."""
