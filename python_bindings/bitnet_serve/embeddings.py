@@ -24,24 +24,38 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KNOWN = frozenset([
-    "model", "input", "encoding_format", "dimensions", "pooling",
-])  # fmt: skip
+KNOWN = frozenset({"model", "input", "encoding_format", "dimensions", "pooling"})
 MOST_TEXTS = 2048
 MOST_IMAGES = 64
 TOGETHER = 16  # short texts that share the reading of the weights
 
 
-class Embedding(Task):
-    """Texts on their way to vectors: long ones in pieces, short ones several at a time."""
+class Vectors(Task):
+    """On its way to vectors."""
 
-    def __init__(self, served: Served, texts: Sequence[list[int]], pooling: str | None, mailbox: Mailbox) -> None:
-        self._served, self._model = served, served.model
-        self._texts, self._pooling, self._mailbox = texts, pooling, mailbox
-        self._sessions: list[Session] = []
-        self._at = self._held = 0  # texts that are done, and tokens of the next one
+    def __init__(self, served: Served, mailbox: Mailbox) -> None:
+        self._served, self._model, self._mailbox = served, served.model, mailbox
         self.vectors: list[NDArray[np.float32]] = []
         self._failed = False
+
+    def fail(self, error: Exception) -> None:
+        self._failed = True
+        self._mailbox.put(0, Failure(error))
+
+    def close(self) -> None:
+        if not self._failed:
+            reason = "stop" if self.done else "cancelled"
+            self._mailbox.put(0, End(reason, self.prompt_tokens, 0, Timings(0, 0, 0, 0)))
+
+
+class Embedding(Vectors):
+    """Texts: long ones in pieces, short ones several at a time."""
+
+    def __init__(self, served: Served, texts: Sequence[list[int]], pooling: str | None, mailbox: Mailbox) -> None:
+        super().__init__(served, mailbox)
+        self._texts, self._pooling = texts, pooling
+        self._sessions: list[Session] = []
+        self._at = self._held = 0  # texts that are done, and tokens of the next one
 
     def open(self) -> None:
         self._sessions.append(self._served.sessions.new(max(map(len, self._texts)), self._served.adapter))
@@ -82,39 +96,24 @@ class Embedding(Task):
             pass
         return min(n, len(self._sessions))
 
-    def fail(self, error: Exception) -> None:
-        self._failed = True
-        self._mailbox.put(0, Failure(error))
-
     def close(self) -> None:
         for session in self._sessions:
             self._served.sessions.release(session)
         self.prompt_tokens = sum(map(len, self._texts[: self._at])) + self._held
-        if not self._failed:
-            reason = "stop" if self.done else "cancelled"
-            self._mailbox.put(0, End(reason, sum(map(len, self._texts)), 0, Timings(0, 0, 0, 0)))
+        super().close()
 
 
-class Pictures(Task):
-    """Pictures on their way to vectors, one at a time."""
+class Pictures(Vectors):
+    """Pictures, one at a time."""
 
     def __init__(self, served: Served, pixels: NDArray[np.float32], mailbox: Mailbox) -> None:
-        self._model, self._pixels, self._mailbox = served.model, pixels, mailbox
-        self.vectors: list[NDArray[np.float32]] = []
-        self._failed = False
+        super().__init__(served, mailbox)
+        self._pixels = pixels
 
     def piece(self, most: int) -> None:
         at = len(self.vectors)
         self.vectors += list(vision.embed(self._model, self._pixels[at : at + 1]))
         self.done = len(self.vectors) == len(self._pixels)
-
-    def fail(self, error: Exception) -> None:
-        self._failed = True
-        self._mailbox.put(0, Failure(error))
-
-    def close(self) -> None:
-        if not self._failed:
-            self._mailbox.put(0, End("stop" if self.done else "cancelled", 0, 0, Timings(0, 0, 0, 0)))
 
 
 class Asked(NamedTuple):
