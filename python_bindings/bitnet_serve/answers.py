@@ -90,6 +90,7 @@ class Shape(Protocol):
 
     def start(self, choice: Choice) -> Iterable[Any]:
         """The events before the first piece of a choice."""
+        return ()
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
         """The events before the first piece of a block."""
@@ -107,6 +108,7 @@ class Shape(Protocol):
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
         """The events after all choices."""
+        return ()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""

@@ -62,17 +62,11 @@ class Infill(Shape):
     wanted: Sequence[str] = ()
     cut: bool = False
 
-    def start(self, choice: Choice) -> Iterable[Any]:
-        return ()
-
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         yield {"index": choice.index, "content": text, "stop": False}
 
     def end(self, choice: Choice) -> Iterable[Any]:
         yield self._chosen(self._all(choice) | {"content": ""})
-
-    def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
-        return ()
 
     def error(self, error: ApiError) -> Iterable[Any]:
         yield error.body()

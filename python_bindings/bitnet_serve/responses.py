@@ -129,9 +129,6 @@ class Responses(Shape):
     def end(self, choice: Choice) -> Iterable[Any]:
         yield self._event(f"response.{self._status(choice)}", response=self.whole([choice]))
 
-    def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
-        return ()
-
     def error(self, error: ApiError) -> Iterable[Any]:
         yield self._event("error", message=str(error), code=error.code, param=error.param)
 
