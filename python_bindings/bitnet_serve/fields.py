@@ -9,7 +9,7 @@ from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, resolve
 from bitnet_runtime.errors import nearest, shown
 from bitnet_runtime.formats import response_format
 from bitnet_runtime.model import Model
-from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.errors import refuse
 from bitnet_serve.logprobs import MOST
 
 IGNORED = frozenset([
@@ -121,5 +121,3 @@ def _token(key: str, vocab_size: int) -> int:
 _WORDS: dict[type, str] = {
     str: "a text", int: "an integer", bool: "true or false", dict: "an object", list: "a list",
 }  # fmt: skip
-
-__all__ = ["ApiError", "check_known", "choices", "sampling", "take", "top", "unsupported", "whole", "with_usage"]

@@ -8,15 +8,14 @@ import json
 import re
 from collections.abc import Iterable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_serve.answers import send_all
 from bitnet_serve.errors import ApiError
 
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
-OPEN = frozenset(
-    {"/", "/health", "/v1/health"}
-)  # open without a key: the page, which is empty, and whether the server is up
+OPEN = frozenset({"/", "/health", "/v1/health"})
+"""Open without a key: the page, which is empty, and whether the server is up."""
 
 
 class Guard:
@@ -54,12 +53,12 @@ class Guard:
         except ApiError as error:
             return await refuse(send, error, scope["path"], cors)
 
-        async def with_headers(message: dict[str, object]) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *cors]  # type: ignore[misc]  # a list of pairs
+                message["headers"] = [*message["headers"], *cors]
             await send(message)
 
-        await self._app(scope, receive, with_headers if cors else send)  # type: ignore[arg-type]
+        await self._app(scope, receive, with_headers if cors else send)
 
     def _check_host(self, host: str) -> None:
         """Stops DNS rebinding: a page whose name was pointed to this machine sends its own name as Host."""
