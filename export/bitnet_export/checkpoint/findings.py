@@ -58,6 +58,15 @@ class Agreement:
     def what(self) -> str:
         return "vectors" if self.vectors else "log-probabilities"
 
+    @property
+    def length(self) -> int:
+        """Tokens of each text."""
+        return self.tokens // self.windows
+
+    @property
+    def apart(self) -> str:
+        return f"{self.what} differ by {self.median:.1e} (median), {self.worst:.1e} at worst"
+
 
 @dataclass(frozen=True)
 class HeadCost:
@@ -166,8 +175,7 @@ class Report:
                 f"zeros      {zeros} % of the ternary weights, by layer",
                 f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
                 f"and the scales equal training's ({self.tensors_equal} tensors)",
-                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: {short.what} differ by "
-                f"{short.median:.1e} (median), {short.worst:.1e} at worst",
+                f"prompts    {short.windows} of {short.length} tokens: {short.apart}",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
                 *([] if long.vectors else loss),
@@ -180,16 +188,13 @@ class Report:
 
 def _of_images(found: Agreement) -> str:
     return (
-        f"images     {found.windows} of {found.tokens // found.windows} patches: numbers of their vectors differ by "
+        f"images     {found.windows} of {found.length} patches: numbers of their vectors differ by "
         f"{found.mean:.1e} on average, {found.worst:.1e} at worst (torch in fp64: {found.floor_mean:.1e} on average)"
     )
 
 
 def _of_draft(found: Agreement) -> str:
-    return (
-        f"draft      {found.windows} chains of {found.tokens // found.windows} guesses: {found.what} differ by "
-        f"{found.median:.1e} (median), {found.worst:.1e} at worst"
-    )
+    return f"draft      {found.windows} chains of {found.length} guesses: {found.apart}"
 
 
 @dataclass(frozen=True)
@@ -217,8 +222,7 @@ class Checked:
         return "\n".join(
             [
                 f"weights    {weights} tensors of the layers ({self.tensors_equal} tensors)",
-                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: {short.what} differ by "
-                f"{short.median:.1e} (median), {short.worst:.1e} at worst",
+                f"prompts    {short.windows} of {short.length} tokens: {short.apart}",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
                 *([] if self.images is None else [_of_images(self.images)]),
