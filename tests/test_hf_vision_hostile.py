@@ -176,7 +176,7 @@ def test_a_similarity_beyond_all_floats(model: Callable[[str], Path]) -> None:
         ({"image_mean": [0.5, "x", 0.5]}, "image_mean is 'x', expected a number"),
         ({"image_std": [0.5, 0, 0.5]}, "image_std is .* expected numbers above 0"),
         ({"rescale_factor": 0}, "rescale_factor is 0, expected a number above 0"),
-        ({"do_pad": True}, "do_pad is true, only pictures that become a square"),
+        ({"do_pad": True}, "do_pad is true, only pictures that are resized to a square"),
         ({"do_resize": 1}, "do_resize is 1, expected true or false"),
     ],
 )

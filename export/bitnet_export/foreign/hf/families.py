@@ -244,7 +244,7 @@ def family_of(values: Mapping[str, Any], what: str) -> tuple[str, Family]:
             raise SourceError(f"{what}: model_type is {kind!r:.40}, without architectures; expected {', '.join(known)}")
     found = found or []
     if len(found) == 1 and found[0] in _ELSEWHERE:
-        raise SourceError(f"{what}: architectures is {found}: {_ELSEWHERE[found[0]]}, which is not built")
+        raise SourceError(f"{what}: architectures is {found}: {_ELSEWHERE[found[0]]}, which is not supported")
     if len(found) != 1 or found[0] not in FAMILIES:
         raise SourceError(f"{what}: architectures is {found}, expected one of {', '.join(FAMILIES)}")
     return found[0], FAMILIES[found[0]].of_part(values, what)

@@ -55,7 +55,7 @@ class Folder:
         with open(path, "rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
-            raise SourceError(f"{self.path / name} is larger than {limit} bytes, which nothing it holds calls for")
+            raise SourceError(f"{self.path / name} is larger than {limit} bytes, more than such a file needs")
         refuse_pointer(content, str(self.path / name))
         return content
 

@@ -71,7 +71,7 @@ def refuse(config: Fields, read: Collection[str], neutral: Mapping[str, tuple[An
     for name, values in neutral.items():
         if name in config and config[name] not in values:
             found = f"{config.name(name)} = {config[name]!r:.80}"
-            raise SourceError(f"{config.what}: {found} changes the computation and is not built")
+            raise SourceError(f"{config.what}: {found} changes the computation and is not supported")
     known = {*neutral, *read, *_MAPPED, *_WITHOUT_EFFECT}
     unknown = [name for name in sorted(config.keys() - known) if name[:1] != "_" and config[name] is not False]
     lines = [f"config.json has {name:.80} = {config[name]!r:.40}, which is not known here" for name in unknown[:_SHOWN]]

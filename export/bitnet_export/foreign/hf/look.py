@@ -61,9 +61,9 @@ def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantiza
         entry = weights.entry(key)
         if entry.dtype == "U8" or _is_ternary(weights, key):
             raise SourceError(
-                f"{entry.what} is ternary already: the float masters that training needs cannot be had from it, and "
-                "quantized again its scale would shrink. Take the revision with masters (2B-4T: the repository that "
-                "ends in -bf16, Falcon-E: the revision prequantized) or a full-precision model"
+                f"{entry.what} is ternary already: the float masters that training needs cannot be recovered from it, "
+                "and quantized again its scale would shrink. Take the revision with masters (2B-4T: the repository "
+                "that ends in -bf16, Falcon-E: the revision prequantized) or a full-precision model"
             )
     dtype = weights.entry(_first(model, "q")).dtype
     kind = "float masters of a ternary model" if roles else "a full-precision model"

@@ -30,9 +30,9 @@ def read_pictures(
         "image_processor"
     )
     said = Fields({**defaults, **(given or {})}, str(folder.path / FILE))
-    assumptions = [] if given else [f"the folder has no {FILE}: pictures become numbers as transformers has it unsaid"]
+    assumptions = [] if given else [f"the folder has no {FILE}: pictures are prepared by the defaults of transformers"]
     if said.truth("do_pad"):
-        raise SourceError(f"{said.what}: do_pad is true, only pictures that become a square as a whole can be said")
+        raise SourceError(f"{said.what}: do_pad is true, only pictures that are resized to a square are supported")
     resize = _resize(said, image_size, assumptions)
     resample = said.integer("resample")
     if resample not in _FILTERS:
