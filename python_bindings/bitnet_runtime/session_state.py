@@ -6,8 +6,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import whole
@@ -62,16 +62,12 @@ class SessionState(Closing, Unique):
     @property
     def kv_type(self) -> str:
         """The type of numbers in the cache."""
-        with self._lock:
-            handle = self._open
-            return str(ffi.string(lib.bn_kv_name(lib.bn_session_kv_type(handle.pointer))).decode())
+        return str(ffi.string(lib.bn_kv_name(self._ask(lib.bn_session_kv_type))).decode())
 
     @property
     def adapter(self) -> str | None:
         """The name of the session's adapter, if it has one."""
-        with self._lock:
-            handle = self._open
-            number = int(lib.bn_session_adapter(handle.pointer))
+        number = self._ask(lib.bn_session_adapter)
         return self._model.adapters[number - 1] if number else None
 
     @property
@@ -155,23 +151,17 @@ class SessionState(Closing, Unique):
     @property
     def position(self) -> int:
         """Tokens held."""
-        with self._lock:
-            handle = self._open
-            return int(lib.bn_session_position(handle.pointer))
+        return self._ask(lib.bn_session_position)
 
     @property
     def rewind_least(self) -> int:
         """The least n besides 0 that `rewind` takes."""
-        with self._lock:
-            handle = self._open
-            return int(lib.bn_session_rewind_least(handle.pointer))
+        return self._ask(lib.bn_session_rewind_least)
 
     @property
     def n_ctx(self) -> int:
         """Tokens that fit."""
-        with self._lock:
-            handle = self._open
-            return int(lib.bn_session_context(handle.pointer))
+        return self._ask(lib.bn_session_context)
 
     @property
     def tokens(self) -> list[int]:
@@ -179,6 +169,12 @@ class SessionState(Closing, Unique):
         with self._lock:
             handle, n = self._open, self.position
             return list(ffi.unpack(lib.bn_session_tokens(handle.pointer), n)) if n else []
+
+    def _ask(self, call: Callable[[Any], int]) -> int:
+        """What a function of the library says of the session."""
+        with self._lock:
+            handle = self._open
+            return int(call(handle.pointer))
 
     def _digests(self, first: int, n: int) -> list[int]:
         """Hashes of the states after the last layer, of n tokens from one on; 0 of those without logits."""
@@ -205,17 +201,13 @@ class SessionState(Closing, Unique):
     @property
     def nbytes(self) -> int:
         """Memory of the session in bytes, without the scratch memory that all sessions of a model share."""
-        with self._lock:
-            handle = self._open
-            return int(lib.bn_session_bytes(handle.pointer))
+        return self._ask(lib.bn_session_bytes)
 
     @property
     def skipped_bytes(self) -> int:
         """Bytes of weights that the tokens computed here did not need, because all of them are multiplied by 0;
         of models whose FFN is stored by lines (`bitnet export --sparse`)."""
-        with self._lock:
-            handle = self._open
-            return int(lib.bn_session_skipped(handle.pointer))
+        return self._ask(lib.bn_session_skipped)
 
     # ---- life ----
 

@@ -27,7 +27,7 @@ from bitnet_runtime.definitions import (
 )
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.library import Library, load
-from bitnet_runtime.once import once as cached_property
+from bitnet_runtime.once import once
 
 
 class Detokenizer(Protocol):
@@ -110,7 +110,7 @@ class Tokenizer:
         special = token in self._special_ids.values()
         return (written if special else self.decode([token], skip_special=False) or written).encode()
 
-    @cached_property
+    @once
     def all_bytes(self) -> list[bytes] | None:
         """`token_bytes` of every token; None if tokens have no bytes of their own."""
         table = self._byte_table or self._spaced_table
@@ -145,12 +145,12 @@ class Tokenizer:
             return _ByteDetokenizer(self._byte_table)
         return _WindowDetokenizer(self, prompt)
 
-    @cached_property
+    @once
     def _parser(self) -> Library:
         """The tokenizer that sees special tokens."""
         return self._parsing({})
 
-    @cached_property
+    @once
     def _unshielding_parser(self) -> Library:
         """The same, but it sees no special token at the marks of `shield`, and drops the marks."""
         unmark = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}
@@ -188,7 +188,7 @@ class Tokenizer:
         text = self._idle.sub("", text)
         return re.sub(MARK, mark, text)
 
-    @cached_property
+    @once
     def _special(self) -> list[str]:
         """Special tokens in order, without those that begin with another. A single character cannot be marked."""
         shortest: list[str] = []
@@ -197,24 +197,24 @@ class Tokenizer:
                 shortest.append(text)
         return shortest
 
-    @cached_property
+    @once
     def _marked(self) -> dict[int, str]:
         """First characters of special tokens, in both cases as a template may change them, to the same with a mark."""
         first = {text[0] for text in self._special}
         first.update(*((char.lower()[0], char.upper()[0]) for char in first))
         return {ord(char): char + MARK for char in first}
 
-    @cached_property
+    @once
     def _idle(self) -> re.Pattern[str]:
         """A mark after which no special token continues."""
         follows = re.escape("".join({text[1] for text in self._special}))
         return re.compile(f"{MARK}(?![{follows}])")
 
-    @cached_property
+    @once
     def _longest(self) -> int | None:
         return characters_a_token(self._definition, byte_level_alphabet())
 
-    @cached_property
+    @once
     def _byte_table(self) -> list[bytes] | None:
         """The bytes of every token, when the decoder does nothing but concatenate bytes."""
         if (self._definition.get("decoder") or {}).get("type") != "ByteLevel":
@@ -228,7 +228,7 @@ class Tokenizer:
                 table[token] = bytes(byte_of[char] for char in text) if known else text.encode()
         return table
 
-    @cached_property
+    @once
     def _spaced_table(self) -> list[bytes] | None:
         """The same, when the decoder turns ▁ into a space and <0x0A> into a byte, as SentencePiece models do."""
         decoder = self._definition.get("decoder") or {}
