@@ -131,9 +131,19 @@ def _own(kind: str, file: PackedFile, c: ModelConfig) -> list[str]:
 
 def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """config.json."""
-    kind = architecture.family.model_type
+    values = {"architectures": [architecture.name]} | fields_of(c, architecture.family)
+    left = [architecture.places.module(r.key) for r in projections(file) if r.scope == encodings.SCALE_NONE]
+    left += [] if head_is_quantized(file) else ["lm_head"]
+    if quantizes(file):
+        values["quantization_config"] = quantization(c, left)
+    return values
+
+
+def fields_of(c: ModelConfig, family: Family) -> dict[str, Any]:
+    """The fields that describe a model of this family."""
+    kind = family.model_type
     values = {
-        "architectures": [architecture.name], "model_type": kind, "dtype": "float32", "vocab_size": c.vocab_size,
+        "model_type": kind, "dtype": "float32", "vocab_size": c.vocab_size,
         "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
         "num_attention_heads": c.n_heads, "num_key_value_heads": c.n_kv_heads, "head_dim": c.head_dim,
         "hidden_act": ACTIVATIONS[c.activation], "max_position_embeddings": c.max_context,
@@ -142,12 +152,7 @@ def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> di
     if kind not in ("gpt2", "bert"):
         values |= _rope(c) | {"attention_bias": c.qkv_bias, "mlp_bias": c.ffn_bias}
     values |= _particular(kind, c)
-    values = {architecture.family.fields.get(name, name): value for name, value in values.items()}
-    left = [architecture.places.module(r.key) for r in projections(file) if r.scope == encodings.SCALE_NONE]
-    left += [] if head_is_quantized(file) else ["lm_head"]
-    if quantizes(file):
-        values["quantization_config"] = quantization(c, left)
-    return values
+    return {family.fields.get(name, name): value for name, value in values.items()}
 
 
 def quantization(c: ModelConfig, left: list[str]) -> dict[str, Any]:

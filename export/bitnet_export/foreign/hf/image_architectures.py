@@ -148,7 +148,7 @@ def _of_decoder(file: PackedFile, c: ModelConfig) -> list[str]:
 def describe_images(file: PackedFile, architecture: Architecture, generation: Mapping[str, Any]) -> dict[str, Any]:
     """config.json. generation: of METADATA."""
     families = [architecture.of(stack)[0] for stack in range(len(file.configs))]
-    parts = [_part(file, family, c) for family, c in zip(families, file.configs, strict=True)]
+    parts = [_part(family, c) for family, c in zip(families, file.configs, strict=True)]
     head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.family.model_type}
     head["dtype"] = "float32"
     if plain.quantizes(file):
@@ -187,12 +187,10 @@ def _quantized(file: PackedFile, stack: int) -> list[bool]:
     return [r.scope != encodings.SCALE_NONE for r in plain.projections(file) if r.key.stack == stack]
 
 
-def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
+def _part(family: Family, c: ModelConfig) -> dict[str, Any]:
     kind = family.part_type or family.model_type
     if c.has_head:
-        places = Places.written(family.names, family.prefixes[0], family.layers, whole=True)
-        values = plain.describe(file, c, Architecture(kind, family._replace(model_type=kind), places, []))
-        return {name: value for name, value in values.items() if name not in ("architectures", QUANTIZATION)}
+        return plain.fields_of(c, family._replace(model_type=kind))
     values = {
         "model_type": kind, "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
         "num_attention_heads": c.n_heads, "hidden_act": plain.ACTIVATIONS[c.activation], "layer_norm_eps": c.norm_eps,
