@@ -131,15 +131,16 @@ def _with_similarity(checkpoint: Checkpoint, config: ModelConfig, left: set[str]
     from bitnet.train.checkpoint import CheckpointError
 
     learnt = {}
-    for name in ("similarity.log_scale", "similarity.bias") if config.vision and not config.image_token else ():
+    fields = {"similarity.log_scale": "similarity_scale", "similarity.bias": "similarity_bias"}
+    for name, field in fields.items() if config.vision and not config.image_token else ():
         if name not in left:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing, config.json calls for it")
         left.remove(name)
         value = checkpoint.tensor(name).double()
-        value = value.exp() if name.endswith("scale") else value
+        value = value.exp() if field == "similarity_scale" else value
         if value.shape != (1,) or not value.float().isfinite().all():
             raise CheckpointError(f"{checkpoint.folder}: {name} is {value.tolist()}, expected one finite number")
-        learnt[f"similarity_{name.removeprefix('similarity.log_').removeprefix('similarity.')}"] = value.item()
+        learnt[field] = value.item()
     return config.replace(**learnt)
 
 
