@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_cli.arguments import at_least
-from bitnet_cli.notes import fitting
 from bitnet_cli.texts import read_text
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
-from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.errors import InvalidParameterError, ModelTooLargeError, shown
 from bitnet_runtime.formats import KINDS
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import say
@@ -208,5 +207,13 @@ def note(args: argparse.Namespace, text: str) -> None:
 
 
 def fitting_session(args: argparse.Namespace, model: Model, make: Callable[[], T]) -> T:
-    """`fitting`, unless the context was asked for."""
-    return make() if args.ctx else fitting(model, make, lambda text: note(args, text))
+    """What `make` returns, which has a session. If that does not fit in memory, and no context was asked for: a smaller
+    context, and a note."""
+    try:
+        return make()
+    except ModelTooLargeError:
+        if args.ctx or not model.shrink():
+            raise
+        what = f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "
+        note(args, what + "-c N sets another]")
+        return make()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bitnet_runtime import Model, Result
-
-T = TypeVar("T")
 
 
 def cut_off(result: Result, model: Model, n_ctx: int) -> str:
@@ -31,22 +28,6 @@ def larger_context(model: Model, n_ctx: int) -> str:
     """How to get a larger context, as the end of a sentence; "": there is none, or a session file sets the size."""
     allowed = n_ctx == model.n_ctx < model.info.max_context
     return f"; -c N allows up to {model.info.max_context:,}" if allowed else ""
-
-
-def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:
-    """What `make` returns, which has a session. If that does not fit in memory: a smaller context, and a note."""
-    from bitnet_runtime.errors import ModelTooLargeError
-
-    try:
-        return make()
-    except ModelTooLargeError:
-        if not model.shrink():
-            raise
-        note(
-            f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "
-            "-c N sets another]"
-        )
-        return make()
 
 
 def end_line(result: Result) -> str:
