@@ -124,7 +124,7 @@ def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple
 def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
     """log p of the targets, text after text; without a head the numbers of the vectors."""
     if texts.inputs.ndim == 4:
-        return _compared(engine_sees(engine, config, texts.inputs).astype(np.float64))
+        return of_length_1(engine_sees(engine, config, texts.inputs))
     if texts.targets is None and texts.inputs.ndim == 2:
         return engine.embed(texts.inputs.tolist(), pooling=engine.pooling or "last").astype(np.float64).ravel()
     with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
@@ -138,10 +138,11 @@ def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
         )
 
 
-def _compared(vectors: Scores) -> Scores:
+def of_length_1(vectors: NDArray[np.floating[Any]]) -> Scores:
     """The numbers of image vectors, scaled to length 1, so that one limit fits all."""
-    lengths: Scores = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return (vectors / lengths).ravel()
+    exact = vectors.astype(np.float64)
+    lengths: Scores = np.linalg.norm(exact, axis=-1, keepdims=True)
+    return (exact / lengths).ravel()
 
 
 def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | None) -> Scores:
@@ -187,7 +188,7 @@ def torch_scores(model: Transformer, texts: Texts) -> Scores:
             if inputs.dim() == 4:
                 pixels = normalized(config, part.inputs, like)
                 vectors = model.features(pixels) if config.pooling == "none" else model.embed(pixels)
-                scores.append(_compared(vectors.double().numpy()))
+                scores.append(of_length_1(vectors.numpy()))
                 continue
             if inputs.is_floating_point():
                 inputs = inputs.to(like.dtype)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, pixels_of
 from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
+from bitnet_export.checkpoint.scoring import of_length_1
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
@@ -123,7 +124,7 @@ def _compare_images(engine: Model, pairs: Sequence[_Pair]) -> dict[str, Any]:
     seeing, given = pairs[-1], drawn_images(pairs[-1].config, IMAGES)
     pixels = pixels_of(seeing.config, given)
     expected = engine_sees(engine, seeing.config, given)
-    rows = [_of_length_1(x) for x in (expected, seeing.graph.see(pixels), seeing.moved().see(pixels))]
+    rows = [of_length_1(x) for x in (expected, seeing.graph.see(pixels), seeing.moved().see(pixels))]
     difference, floor = (float(np.abs(rows[1] - x).mean()) for x in (rows[0], rows[2]))
     _limit("mean difference in images", difference, ROUNDED + 1.5 * floor)
     facts = {"images": IMAGES, "images_mean": difference, "images_floor": floor}
@@ -154,12 +155,6 @@ def _behind(model: OnnxModel, text: Text, first: int, features: Floats) -> Float
     prefix = together.shape[1] if model.config.mask == "prefix" else 0
     rows, cache = model.run(together, prefix=prefix, features=features)
     return np.concatenate([rows[0, len(places) :], model.run(text[None, first:], cache)[0][0]])
-
-
-def _of_length_1(vectors: Floats) -> NDArray[np.float64]:
-    exact = vectors.astype(np.float64)
-    length: NDArray[np.float64] = np.linalg.norm(exact, axis=-1, keepdims=True)
-    return exact / length
 
 
 def _first(config: ModelConfig, length: int) -> int:
