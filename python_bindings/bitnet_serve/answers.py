@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.calls import CallPart
@@ -19,6 +20,8 @@ from bitnet_serve.models import Served
 
 KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive
 LINES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})  # Python ends a line at them
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -143,24 +146,32 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
     work.served.scheduler.submit(tasks, client)
     answer = _stream if work.stream else _whole
-    sending = asyncio.ensure_future(answer(work, mailbox, choices, send))
-    leaving = asyncio.ensure_future(until_gone(receive))
     try:
-        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            sending.result()
-        scope["state"]["left"] = not sending.done()
+        await unless_gone(receive, answer(work, mailbox, choices, send))
+    except ClientDisconnect:
+        scope["state"]["left"] = True
     finally:
         prompts = {id(ask.prompt): len(ask.prompt) for ask in work.asks}
         scope["state"]["tokens"] = sum(prompts.values()), sum(choice.made for choice in choices)
         work.served.scheduler.cancel([task for task, choice in zip(tasks, choices, strict=True) if not choice.end])
-        for each in (sending, leaving):
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves: ClientDisconnect."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, leaving):
             each.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await each
 
 
-async def until_gone(receive: Receive) -> None:
+async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

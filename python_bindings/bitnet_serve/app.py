@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,7 +31,7 @@ from bitnet_serve import (
     responses,
     tokens,
 )
-from bitnet_serve.answers import Work, respond, until_gone
+from bitnet_serve.answers import Work, respond, unless_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
 from bitnet_serve.request_log import LEFT
@@ -63,7 +63,6 @@ AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread
 LONG = 128 << 10  # bytes: larger texts are tokenized one at a time, as 1 MiB may take a second and 300 MB
 MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures
 
-T = TypeVar("T")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 Compute = Callable[[Served, Mapping[str, Any]], Any]
 
@@ -165,7 +164,7 @@ class Api:
             async with self._turn(request, asked):
                 texts = await asyncio.to_thread(embeddings.understand, served, asked)
             work = embeddings.compute(served, texts, client_of(request))
-            found = await unless_gone(request, work)
+            found = await unless_gone(request.receive, work)
             request.scope["state"]["tokens"] = found["usage"]["prompt_tokens"], 0
             return JSONResponse(found)
         finally:
@@ -209,7 +208,7 @@ class Api:
         request.scope["state"]["model"] = served.name if adapter is None else f"{served.name}:{adapter}"
         give_back = served.scheduler.enter(client_of(request))
         try:
-            await unless_gone(request, self._shelf.enter(served))
+            await unless_gone(request.receive, self._shelf.enter(served))
         except BaseException:
             give_back()
             raise
@@ -261,21 +260,6 @@ def _parts(asked: Mapping[str, Any]) -> Iterator[object]:
             yield one
             content = one.get("content") if isinstance(one, dict) else None
             yield from content if isinstance(content, list) else ()
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for each in (working, leaving):
-            each.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await each
 
 
 def shutting_down() -> ApiError:
