@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import int8_rows, layout
-from .layout import Bytes
+from .layout import Bytes, Data
 
 Form = Literal["vector", "linear", "table", "dense", "low_rank"]
 """The kind of a tensor: norms, biases and frequencies; projections of a layer; embedding and head; router and
@@ -44,8 +44,8 @@ class Encoding:
     # its bytes
     size: Callable[[int, int], int] = field(compare=False)  # rows, cols
     encode: Callable[[NDArray[Any]], NDArray[Any]] = field(compare=False)  # numbers (N, K); raises ValueError
-    decode: Callable[[Any, int, int], NDArray[Any]] = field(compare=False)  # bytes, rows, cols; refused ones too
-    fault: Callable[[Any, int, int], str | None] = field(compare=False)  # a description of invalid bytes
+    decode: Callable[[Data, int, int], NDArray[Any]] = field(compare=False)  # bytes, rows, cols; refused ones too
+    fault: Callable[[Data, int, int], str | None] = field(compare=False)  # a description of invalid bytes
 
     # parts of its bytes
     unit: int | None = field(compare=False, default=None)  # rows; any multiple can be decoded separately
@@ -84,10 +84,10 @@ def _floats(number: int, dtype: str, forms: tuple[Form, ...]) -> Encoding:
         with np.errstate(over="ignore"):  # overflow becomes infinity, which the writer refuses
             return np.ascontiguousarray(values, dtype)
 
-    def decode(data: Any, rows: int, cols: int) -> NDArray[Any]:
+    def decode(data: Data, rows: int, cols: int) -> NDArray[Any]:
         return np.frombuffer(data, dtype).reshape(rows, cols)
 
-    def fault(data: Any, rows: int, cols: int) -> str | None:
+    def fault(data: Data, rows: int, cols: int) -> str | None:
         return None if np.isfinite(decode(data, rows, cols)).all() else "a value is not finite"
 
     def size(rows: int, cols: int) -> int:
@@ -102,20 +102,20 @@ def _floats(number: int, dtype: str, forms: tuple[Form, ...]) -> Encoding:
 # --- bytes that are refused ---
 
 
-def _ternary_fault(data: Any, rows: int, cols: int) -> str | None:
+def _ternary_fault(data: Data, rows: int, cols: int) -> str | None:
     return "a ternary code is 3, expected 0, 1 or 2" if layout.has_refused_ternary(data) else None
 
 
-def _trit_fault(data: Any, rows: int, cols: int) -> str | None:
+def _trit_fault(data: Data, rows: int, cols: int) -> str | None:
     return "a byte does not encode five ternary codes" if layout.has_refused_trits(data) else None
 
 
-def _int8_fault(data: Any, rows: int, cols: int) -> str | None:
+def _int8_fault(data: Data, rows: int, cols: int) -> str | None:
     codes = np.frombuffer(data, np.uint8)[: int8_rows.size(rows, cols)]
     return "an int8 code is -128, expected -127 to 127" if int8_rows.has_refused(codes) else None
 
 
-def _sketch_fault(data: Any, rows: int, cols: int) -> str | None:
+def _sketch_fault(data: Data, rows: int, cols: int) -> str | None:
     if fault := _int8_fault(data, rows, cols):
         return fault
     if not int8_rows.steps_are_valid(data, rows):

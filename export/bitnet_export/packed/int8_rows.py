@@ -6,12 +6,21 @@ because a table may be larger than everything else.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .layout import PANEL, TERNARY_TILE_K, Bytes, Codes, blocks, check_codes, pack_panels, ternary_size, unpack_ternary
+from .layout import (
+    PANEL,
+    TERNARY_TILE_K,
+    Bytes,
+    Codes,
+    Data,
+    blocks,
+    check_codes,
+    pack_panels,
+    ternary_size,
+    unpack_ternary,
+)
 
 UNIT = 64  # stored rows are padded to a multiple of it
 _ROWS = 512  # rows sketched at a time; a multiple of a panel
@@ -33,7 +42,7 @@ def _padded(rows: int) -> int:
     return -(-rows // PANEL) * PANEL
 
 
-def codes_of(data: Any, rows: int, cols: int) -> Codes:
+def codes_of(data: Data, rows: int, cols: int) -> Codes:
     """The codes in the bytes of either encoding, with their padding: a view, (N, 64·⌈K/64⌉)."""
     raw, sizes = np.frombuffer(data, np.uint8), (size(rows, cols), sketched_size(rows, cols))
     if raw.size not in sizes:
@@ -41,7 +50,7 @@ def codes_of(data: Any, rows: int, cols: int) -> Codes:
     return raw[: sizes[0]].view(np.int8).reshape(rows, -1)
 
 
-def _steps_of(data: Any, rows: int) -> NDArray[np.float32]:
+def _steps_of(data: Data, rows: int) -> NDArray[np.float32]:
     """Step and deviation in the bytes of INT8_SKETCH: a view, (2, 16·⌈N/16⌉)."""
     return np.frombuffer(data, np.uint8)[-8 * _padded(rows) :].view("<f4").reshape(2, -1)
 
@@ -79,7 +88,7 @@ def write_sketch(data: Bytes, rows: int, cols: int) -> None:
         panels[first // PANEL : -(-here.stop // PANEL)] = pack_panels(values).reshape(-1, panels.shape[1])
 
 
-def wrong_sketch(data: Any, rows: int, cols: int) -> int | None:
+def wrong_sketch(data: Data, rows: int, cols: int) -> int | None:
     """The first row in the bytes of INT8_SKETCH whose sketch, step or deviation is not that of its codes."""
     codes, (step, deviation) = codes_of(data, rows, cols), _steps_of(data, rows)
     panels = np.frombuffer(data, np.uint8)[codes.size : -8 * step.size].reshape(step.size // PANEL, -1)
@@ -111,17 +120,17 @@ def _fit(codes: Codes, cols: int) -> tuple[NDArray[np.float64], NDArray[np.float
     return step, np.sqrt(left / cols)
 
 
-def unpack(data: Any, rows: int, cols: int) -> Codes:
+def unpack(data: Data, rows: int, cols: int) -> Codes:
     """Bytes of either encoding to int8 (N, K). The refused -128 is returned unchanged."""
     return codes_of(data, rows, cols)[:, :cols].copy()
 
 
-def has_refused(codes: Any) -> bool:
+def has_refused(codes: Data) -> bool:
     """Whether any code, padding included, is -128; for INT8_SKETCH, pass only the codes."""
     return any(bool((part == 0x80).any()) for part in blocks(np.frombuffer(codes, np.uint8)))
 
 
-def steps_are_valid(data: Any, rows: int) -> bool:
+def steps_are_valid(data: Data, rows: int) -> bool:
     """Whether all steps and deviations in the bytes of INT8_SKETCH are finite and >= 0 (and not -0)."""
     steps = _steps_of(data, rows)
     return bool((np.isfinite(steps) & ~np.signbit(steps)).all())

@@ -9,8 +9,6 @@ Shapes: N rows (outputs), K columns (inputs).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +23,7 @@ LINE_CODES = 256  # codes in 64 bytes of a line
 
 Codes = NDArray[np.int8]
 Bytes = NDArray[np.uint8]
+Data = bytes | Bytes  # of a matrix, as the file holds them
 
 
 def _tiles(rows: int, cols: int, tile_k: int) -> tuple[int, int]:
@@ -70,7 +69,7 @@ def _stream(words: NDArray[np.uint32]) -> Bytes:
     return np.ascontiguousarray(words.transpose(0, 2, 1)).reshape(-1).view(np.uint8)
 
 
-def _words(data: Any, rows: int, cols: int, tile_k: int) -> NDArray[np.uint32]:
+def _words(data: Data, rows: int, cols: int, tile_k: int) -> NDArray[np.uint32]:
     """Bytes in file order to (panels, 16, tiles) words."""
     panels, tiles = _tiles(rows, cols, tile_k)
     raw = np.frombuffer(data, np.uint8)
@@ -101,7 +100,7 @@ def pack_panels(values: Bytes) -> Bytes:
     return _two_bits(values.view(np.uint32).reshape(-1, PANEL, values.shape[1] // TERNARY_TILE_K, 4))
 
 
-def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
+def unpack_ternary(data: Data, rows: int, cols: int) -> Codes:
     """TERNARY_2BIT bytes to int8 (N, K). The refused code 3 shows as 2."""
     words = _words(data, rows, cols, TERNARY_TILE_K)
     fields = np.empty((*words.shape, 4), np.uint32)
@@ -129,7 +128,7 @@ def pack_rows(codes: Codes) -> Bytes:
     return w.reshape(-1).view(np.uint8)
 
 
-def unpack_rows(data: Any, rows: int, cols: int) -> Codes:
+def unpack_rows(data: Data, rows: int, cols: int) -> Codes:
     """TERNARY_2BIT_ROWS bytes to int8 (N, K). The refused code 3 shows as 2."""
     raw, size = np.frombuffer(data, np.uint8), rows_size(rows, cols)
     if raw.size != size:
@@ -146,7 +145,7 @@ def pack_columns(codes: Codes) -> Bytes:
     return pack_rows(np.ascontiguousarray(codes.T))
 
 
-def unpack_columns(data: Any, rows: int, cols: int) -> Codes:
+def unpack_columns(data: Data, rows: int, cols: int) -> Codes:
     """TERNARY_2BIT_COLUMNS bytes to int8 (N, K). The refused code 3 shows as 2."""
     return np.ascontiguousarray(unpack_rows(data, cols, rows).T)
 
@@ -186,7 +185,7 @@ def pack_trits(codes: Codes) -> Bytes:
     return np.take(TRIT_BYTES, _stream(number))
 
 
-def unpack_trits(data: Any, rows: int, cols: int) -> Codes:
+def unpack_trits(data: Data, rows: int, cols: int) -> Codes:
     """TERNARY_5TRIT bytes to int8 (N, K). The 13 refused bytes also decode to codes."""
     words = _words(data, rows, cols, TRIT_TILE_K)
     digits = np.empty((*words.shape, 5), np.uint32)
@@ -195,13 +194,13 @@ def unpack_trits(data: Any, rows: int, cols: int) -> Codes:
     return _codes(digits, rows, cols)
 
 
-def has_refused_ternary(data: Any) -> bool:
+def has_refused_ternary(data: Data) -> bool:
     """Whether any 2-bit field, padding included, holds 3."""
     raw = np.frombuffer(data, np.uint8)
     return any(bool((part & part >> 1 & 0x55).any()) for part in blocks(raw))
 
 
-def has_refused_trits(data: Any) -> bool:
+def has_refused_trits(data: Data) -> bool:
     """Whether any byte, padding included, is not one of the 243 that encode five codes."""
     return any(bool((part * np.uint8(243) >= 243).any()) for part in blocks(np.frombuffer(data, np.uint8)))
 
@@ -229,7 +228,7 @@ def pack_group_scales(scales: NDArray[np.float32]) -> NDArray[np.float16]:
     return np.ascontiguousarray(padded.reshape(-1, PANEL, groups).transpose(0, 2, 1)).reshape(-1)
 
 
-def unpack_group_scales(data: Any, rows: int, cols: int) -> NDArray[np.float32]:
+def unpack_group_scales(data: Data, rows: int, cols: int) -> NDArray[np.float32]:
     """fp16 in file order to fp32 (N, ceil(K/128))."""
     panels, groups = _tiles(rows, cols, SCALE_GROUP_K)
     halves = np.frombuffer(data, "<f2").reshape(panels, groups, PANEL).transpose(0, 2, 1)
