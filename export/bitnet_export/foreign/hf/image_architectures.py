@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
@@ -206,7 +207,7 @@ def _part(family: Family, c: ModelConfig) -> dict[str, Any]:
     return values
 
 
-def similarity(c: ModelConfig, architecture: Architecture) -> dict[str, np.ndarray[Any, Any]]:
+def similarity(c: ModelConfig, architecture: Architecture) -> dict[str, NDArray[np.float32]]:
     """The tensors of the similarity of image and text."""
     names = architecture.family.similar
     numbers = np.float32(math.log(c.similarity_scale or 1.0)), np.float32(c.similarity_bias)
