@@ -32,4 +32,4 @@ def read_text(file: Path | None) -> str | None:
 
 def lines_of(text: str) -> list[str]:
     """Lines without their ends. Not splitlines, which also splits at characters that a text may contain."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    return text.removesuffix("\n").split("\n") if text else []
