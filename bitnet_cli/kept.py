@@ -118,7 +118,7 @@ class Kept:
 
     def place(self) -> Path:
         """Where to write the conversation; if another has written the file meanwhile, talk-2.session beside it."""
-        if self._now() == self._state:
+        if self._now() in (self._state, None):  # nobody has, though it may be deleted
             return self.path
         return next(other for n in count(2) if not (other := self.path.with_stem(f"{self.path.stem}-{n}")).exists())
 

@@ -55,6 +55,15 @@ def test_of_two_conversations_in_one_file_none_is_lost(models: Path, tmp_path: P
     assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", other)).stderr
 
 
+def test_a_file_that_is_deleted_meanwhile_is_written_again(tmp_path: Path) -> None:
+    (path := tmp_path / "talk.session").write_bytes(b"before")
+    keep = Kept(path)
+    path.unlink()
+    assert keep.place() == path
+    path.write_bytes(b"from another chat")
+    assert keep.place() == tmp_path / "talk-2.session"
+
+
 def test_chats_that_end_together_keep_all(tmp_path: Path) -> None:
     keeps = [Kept(tmp_path / "talk.session") for _ in range(4)]
     together = threading.Barrier(len(keeps))
