@@ -204,10 +204,13 @@ class Conversation:
             return
         if resolve(self._sampling, self._model.defaults).temperature == 0:
             say("at temperature 0 the answer is the same for every seed")
-        before = self._turns[-2:]
+        before, answered = self._turns[-2:], False
         del self._turns[-2:]
-        if not self._answer(before[0], {"seed": None}):
-            self._turns += before
+        self._unseen = min(self._unseen, len(self._turns))
+        try:
+            answered = self._answer(before[0], {"seed": None})
+        finally:
+            self._turns += [] if answered else before
 
     def _save(self, name: str) -> None:
         path = Path(os.path.expanduser(name))

@@ -272,22 +272,27 @@ def test_ctrl_c_ends_a_pipe(models: Path) -> None:
     assert b"Traceback" not in errors
 
 
+class Typed(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
+    """Ctrl-C at the beginning of the answers that are "c", not ".", in their order."""
+    calls, original = iter(answers), Stream.begin
+
+    def begin(self: Stream) -> None:
+        if not self._begun and next(calls) == "c":
+            raise KeyboardInterrupt
+        original(self)
+
+    monkeypatch.setattr(Stream, "begin", begin)
+
+
 def test_a_message_without_an_answer_is_forgotten(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Typed(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    calls = iter([KeyboardInterrupt, None, KeyboardInterrupt])
-
-    def begin(self: Stream) -> None:
-        if not self._begun and (interrupted := next(calls)):
-            raise interrupted
-        original(self)
-
-    original = Stream.begin
-    monkeypatch.setattr(Stream, "begin", begin)
+    interrupt(monkeypatch, "c.c")
     monkeypatch.setattr("sys.stdin", Typed(f"hello\n/retry\nbye\n/retry\n/save {tmp_path}/t.jsonl\n"))
     assert main(["chat", str(models / "chat"), "-t", "1"]) == 0
     printed = capsys.readouterr()
@@ -295,3 +300,26 @@ def test_a_message_without_an_answer_is_forgotten(
     assert printed.err.count("forgotten]") == 2, printed.err and "no message to answer again" in printed.err
     (saved,) = conversations.read([tmp_path / "t.jsonl"])
     assert [message["content"] for message in saved.messages] == ["bye", ANSWER]
+
+
+def test_a_retried_turn_is_seen_though_all_were_dropped_for_a_forgotten_message(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ".c..")
+    monkeypatch.setattr("sys.stdin", Typed(f"hello\n{'x' * 90}\n/retry\nbye\n"))
+    assert main(["chat", str(models / "chat"), "-t", "1", "-c", "128"]) == 0
+    printed = capsys.readouterr()
+    assert "no longer sees the oldest 1 of 1 turns" in printed.err and "forgotten]" in printed.err
+    assert prompts(printed.err.replace("> ", ""))[-1] == size("hello", "bye")
+
+
+def test_a_retry_that_ends_a_pipe_loses_no_turn(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ".c")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/retry\n"))
+    chat = ["chat", str(models / "chat"), "-t", "1", "--session", str(tmp_path / "talk")]
+    assert main(chat) == 130
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(chat) == 0
+    assert "[1 turn so far]" in capsys.readouterr().err
