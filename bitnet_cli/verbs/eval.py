@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
+from bitnet_cli.tasks import in_engine
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
@@ -89,9 +88,12 @@ def run(args: argparse.Namespace) -> int:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
+        from bitnet_runtime import Model
+
         adapters = [args.adapter] if args.adapter else ()
         options = {"kv_type": args.kv_type or "f32", "threads": args.threads, "adapters": adapters}
-        with _in_engine(checkpoint or source, options) as model:
+        with in_engine(checkpoint, **options) if checkpoint else Model.load(source, **options) as model:
+            say(escape(str(model)))
             _check_samples(model, args)
             if args.adapter and model.image:
                 raise ValueError("--adapter is for models of text alone here; measure its run: bitnet eval RUN")
@@ -141,24 +143,6 @@ def _opened(source: Path) -> Checkpoint:
     if checkpoint.folder != source:
         say(str(checkpoint.folder))  # of a run folder the newest
     return checkpoint
-
-
-@contextmanager
-def _in_engine(source: Path | Checkpoint, options: dict[str, Any]) -> Iterator[Model]:
-    """A packed file in the engine, or a checkpoint by way of a temporary file. options: of Model.load."""
-    from bitnet_runtime import Model
-
-    with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
-        if isinstance(source, Path):
-            file = source
-        else:
-            from bitnet_export.checkpoint.pack import pack_checkpoint
-
-            file = Path(folder) / "model.bitnet"
-            pack_checkpoint(source, file)
-        with Model.load(file, **options) as model:
-            say(escape(str(model)))
-            yield model
 
 
 def samples(model: Model, prompt: str, n: int, adapter: str | None = None) -> list[str]:
