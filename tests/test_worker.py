@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from jinja2.filters import FILTERS
 
-from bitnet_runtime import MissingDependencyError, Model, TemplateError
+from bitnet_runtime import MissingDependencyError, Model, TemplateError, ThreadError
 from bitnet_runtime import worker as worker_module
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.worker import Worker, WorkerError
@@ -211,8 +212,20 @@ def test_a_program_that_is_not_started_by_python(
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr("bitnet_runtime.worker.PATIENCE", 1)
-    with pytest.raises(WorkerError, match=r"sys\.executable"):
+    with pytest.raises(ThreadError, match=r"sys\.executable"):
         worker.ask(b"1")
+
+
+@pytest.mark.parametrize("call", ["socket.socketpair", "subprocess.Popen"])
+def test_a_process_that_the_system_refuses_is_no_fault_of_the_template(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(call, refused)
+    with pytest.raises(ThreadError, match=r"cannot be started \(\[Errno 24\] Too many open files\)"):
+        render("{{ messages[0].content }}")
 
 
 def test_a_library_that_is_not_there(tmp_path: Path) -> None:

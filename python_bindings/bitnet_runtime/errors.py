@@ -134,7 +134,7 @@ class NumericError(BitnetError, RuntimeError):
 
 
 class ThreadError(BitnetError, RuntimeError):
-    """A worker thread could not be started."""
+    """A worker thread could not be started, or the process in which a template, a tokenizer or a format runs."""
 
 
 @contextlib.contextmanager

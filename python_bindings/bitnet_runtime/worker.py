@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Sequence
 
 from bitnet_runtime import confined
-from bitnet_runtime.errors import MissingDependencyError, to_install
+from bitnet_runtime.errors import MissingDependencyError, ThreadError, to_install
 
 MEMORY = 64 << 20  # bytes that a request may take
 PATIENCE = 10  # seconds to wait for a second of CPU time, on a machine that is busy with other things
@@ -45,7 +45,8 @@ class Worker:
         _workers.add(self)
 
     def ask(self, request: bytes, seconds: float = 1.0, memory: int = MEMORY) -> bytes:
-        """The answer. Raises WorkerError: more CPU time or memory than given, or a crash."""
+        """The answer. Raises WorkerError: more CPU time or memory than given, or a crash; ThreadError: there is no
+        process, which is no fault of the program or the request."""
         with self._lock:
             if self._busy:  # a signal handler, within a request of the same thread
                 other = Worker(self._program, self._libraries, self._setup)
@@ -79,22 +80,26 @@ class Worker:
     def _start(self) -> None:
         self.close()
         if not sys.executable or getattr(sys, "frozen", False):
-            raise WorkerError(f"sys.executable is {sys.executable!r}, expected the path of Python, to start it")
+            raise ThreadError(
+                f"sys.executable is {sys.executable!r}, expected the path of Python, to start a process with limits"
+            )
         folders = dict.fromkeys(map(_folder, self._libraries))
         command = [sys.executable, "-I", "-S", "-X", "utf8", confined.__file__, self._program, *folders]
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self._socket, its = socket.socketpair()
-        with its:
-            try:
+        try:
+            self._socket, its = socket.socketpair()
+            with its:
                 self._process = subprocess.Popen(
                     command, stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                     env=environment, start_new_session=True,  # Ctrl-C in the terminal is not for it
                 )  # fmt: skip
-            except OSError as error:
-                raise WorkerError(f"Python cannot be started ({error}); sys.executable is {sys.executable}") from None
+        except OSError as error:
+            raise ThreadError(
+                f"a process with limits cannot be started ({error}); sys.executable is {sys.executable}"
+            ) from None
         self._socket.settimeout(PATIENCE)
         if self._receive(len(confined.GREETING)) != confined.GREETING:
-            raise WorkerError(f"{sys.executable}, which is sys.executable, did not start as Python does")
+            raise ThreadError(f"{sys.executable}, which is sys.executable, did not start as Python does")
         if self._setup:
             size = len(self._setup)
             self._exchange(self._setup, 1 + 0.5e-6 * size, MEMORY + 48 * size, stays=True)
