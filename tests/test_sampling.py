@@ -107,9 +107,8 @@ def test_aliases(alias: str) -> None:
         ("repeat_last_n", -2), ("presence_penalty", 1e9), ("frequency_penalty", math.nan), ("seed", -2),
         ("seed", 2**64), ("stop", ""), ("stop", ["a", ""]), ("stop", 5), ("stop", ["a", 5]),
         ("logit_bias", {-1: 1.0}), ("logit_bias", {"a": 1.0}), ("logit_bias", {1: math.nan}),
-        ("logit_bias", {1: math.inf}), ("logit_bias", [1]), ("stop_token_ids", 5), ("stop_token_ids", [-1]),
-        ("stop_token_ids", [True]), ("min_tokens", -1), ("min_tokens", 1.5), ("ignore_eos", 1), ("ignore_eos", None),
-        ("temperature", None), ("top_k", None),
+        ("logit_bias", {1: math.inf}), ("logit_bias", [1]), ("stop_token_ids", 5), ("min_tokens", -1),
+        ("min_tokens", 1.5), ("ignore_eos", 1), ("ignore_eos", None), ("temperature", None), ("top_k", None),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_names_itself(name: str, value: Any) -> None:
@@ -117,6 +116,18 @@ def test_a_value_out_of_range_names_itself(name: str, value: Any) -> None:
         resolve({name: value})
     assert caught.value.param == name
     assert str(caught.value).startswith(f"{name} is {value!r}, expected ")
+
+
+def test_stop_tokens_come_as_other_ids_do() -> None:
+    """A wrong one is named: a list was refused with the words "expected a list"."""
+    for given in ([3, 5], (3, 5), np.array([3, 5]), [np.int64(3), np.int32(5)]):
+        assert resolve({"stop_token_ids": given}).stop_token_ids == (3, 5)
+    for wrong, said in (
+        ([3, -1], "has the id -1, expected ids from 0 to"), ([2**31], f"has the id {2**31}, expected ids from 0 to"),
+        ([True], "has True, expected token ids"), (["a"], "has 'a', expected token ids"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidParameterError, match=f"^stop_token_ids {said}"):
+            resolve({"stop_token_ids": wrong})
 
 
 def test_words_of_other_engines(model: Model) -> None:

@@ -13,11 +13,15 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from bitnet_runtime import formats
 from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, nearest, shown
 from bitnet_runtime.formats import Schema
+from bitnet_runtime.ids import token_ids
+
+if TYPE_CHECKING:
+    from bitnet_runtime.ids import Ids
 
 SMALLEST = 1e-30  # least value of what must be above 0: the engine's floats end at 1e-38
 
@@ -104,7 +108,7 @@ class Options(TokenOptions, total=False):
     max_tokens: int | None
     seed: int | None
     stop: str | list[str] | tuple[str, ...] | None
-    stop_token_ids: list[int] | tuple[int, ...]
+    stop_token_ids: Ids
     min_tokens: int
     ignore_eos: bool
     draft: int | None
@@ -141,7 +145,7 @@ def _checked(name: str, value: Any) -> Any:
     if name == "logit_bias":
         return _logit_bias(value)
     if name == "stop_token_ids":
-        return _stop_token_ids(value)
+        return tuple(token_ids(value, name, 2**31))
     if name == "ignore_eos":
         if isinstance(value, bool):
             return value
@@ -172,12 +176,6 @@ def _stop(value: Any) -> tuple[str, ...]:
     raise InvalidParameterError(
         f"stop is {shown(value)}, expected a text or a list of texts, none of them empty", "stop"
     )
-
-
-def _stop_token_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, (list, tuple)) and all(type(token) is int and 0 <= token < 2**31 for token in value):
-        return tuple(value)
-    raise InvalidParameterError(f"stop_token_ids is {shown(value)}, expected a list of token ids", "stop_token_ids")
 
 
 def _logit_bias(value: Any) -> Mapping[int, float] | None:
