@@ -41,7 +41,7 @@ def model(path: Path) -> Iterator[Model]:
     "ids",
     [
         np.array(PROMPT), np.array(PROMPT, np.uint16), np.array([5, 0, 6, 0, 7])[::2], tuple(PROMPT), range(5, 8),
-        array.array("i", PROMPT), [np.int64(5), 6, np.uint8(7)],
+        array.array("i", PROMPT), [np.int64(5), 6, np.uint8(7)], [np.array(token) for token in PROMPT],
     ],
 )  # fmt: skip
 def test_ids_come_in_many_forms(model: Model, ids: Any) -> None:

@@ -87,7 +87,8 @@ def is_several(value: object, param: str) -> bool:
         array: Any = value
         return bool(array.ndim > 1 or (len(array) and isinstance(array[0], str)))
     assert isinstance(value, Sequence)
-    return len(value) > 0 and (not hasattr(value[0], "__index__") or hasattr(value[0], "__len__"))
+    # rows of arrays and tensors have an __index__ too; but one of no dimension is an id, as list(tensor) gives them
+    return len(value) > 0 and (not hasattr(value[0], "__index__") or getattr(value[0], "ndim", 0) > 0)
 
 
 def refuse_several(value: object, param: str, advice: str) -> None:
