@@ -15,6 +15,7 @@ from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet_export import random_model
 from bitnet_runtime import (
+    CacheFullError,
     ContextLengthError,
     InvalidParameterError,
     Model,
@@ -217,6 +218,22 @@ def test_a_prefix_is_not_cut(pairs: Callable[[str, str], Pair]) -> None:
         session.rewind(4)
         session.rewind(0)
         assert session.rewind_least == 0
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_what_windows_take_of_the_cache(pairs: Callable[[str, str], Pair], kv_type: str) -> None:
+    """As docs/python.md has it; the window has 9 tokens, and all layers have it."""
+    _, path = pairs("local", "causal")
+    with Model.load(path, kv_type=kv_type) as model, model.session() as session:
+        block = 64 * model.kv_window_bytes_per_token
+        assert model.kv_bytes_per_token == 0 < block
+        for blocks in (1, 2, 3, 4, 4, 4):
+            session.append([1] * 64, logits="none")
+            assert model.cache_bytes == blocks * block
+    with Model.load(path, kv_type=kv_type, cache_bytes=block) as model, model.session() as session:
+        session.append([1] * 64)
+        with pytest.raises(CacheFullError):
+            session.append([1])
 
 
 def test_windows_forget(pairs: Callable[[str, str], Pair], tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ class ModelShape(ModelAdapters):
         return self._kv_bytes_per_token
 
     @property
+    def kv_window_bytes_per_token(self) -> int:
+        """What layers with a window add for each token, until they hold the window and a piece of a prompt."""
+        return self._kv_window_bytes_per_token
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of cache that the sessions take now, in blocks of 64 tokens; blocks shared by forks count once."""
         handle = self._open
