@@ -294,6 +294,21 @@ def test_keys_of_messages(tmp_path: Path) -> None:
         assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ([("a", 1)], r"is \[\('a', 1\)\], expected a dictionary"), (True, "is True, expected a dictionary"),
+        ([], r"is \[\], expected a dictionary"), ({"a": {1}}, "Object of type set is not JSON"), ({1: 2}, "a key is 1"),
+    ],
+)  # fmt: skip
+def test_variables_of_a_template(variables: Any, said: str, tmp_path: Path) -> None:
+    with Model.load(scripted_model(tmp_path / "m", [b"Good"], template=TEMPLATE)) as model:
+        for call in (model.chat, model.render_template, model.apply_template):
+            with pytest.raises(InvalidParameterError, match=rf"^variables:? {said}") as caught:
+                call([{"role": "user", "content": "x"}], variables=variables)  # type: ignore[operator]
+            assert caught.value.param == "variables"
+
+
 # ---- files ----
 
 

@@ -247,8 +247,10 @@ def test_what_is_nested_too_deeply_is_told() -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)  # other tests may have left more
     try:
-        with pytest.raises(InvalidParameterError, match=r"^messages, or tools or variables beside them, are nested"):
+        with pytest.raises(InvalidParameterError, match=r"^variables are nested too deeply"):
             ChatTemplate(TEMPLATE).render(HELLO, NAMES, variables=deep)
+        with pytest.raises(InvalidParameterError, match=r"^messages, or tools beside them, are nested too deeply"):
+            ChatTemplate(TEMPLATE).render([{**HELLO[0], "tool_calls": [deep]}], NAMES)
     finally:
         sys.setrecursionlimit(limit)
 

@@ -77,11 +77,7 @@ class ChatTemplate:
                 raise InvalidParameterError(
                     f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
-        if own := OWN & (variables or {}).keys():
-            raise InvalidParameterError(
-                f"a template's {min(own)} cannot be given as a variable, expected others, such as enable_thinking",
-                "variables",
-            )
+        _check_variables({} if variables is None else variables)
         if "developer" not in self.source:  # OpenAI's newer name
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         history = re.search(r"\btool_calls\b", self.source) is not None
@@ -96,7 +92,7 @@ class ChatTemplate:
         except InvalidParameterError:
             raise
         except RecursionError:
-            why = "messages, or tools or variables beside them, are nested too deeply, expected some ten levels"
+            why = "messages, or tools beside them, are nested too deeply, expected some ten levels"
             raise InvalidParameterError(why, "messages") from None
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
@@ -119,6 +115,26 @@ class ChatTemplate:
             f"{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
             f"after at most one system message"
         )
+
+
+def _check_variables(variables: object) -> None:
+    """Raises InvalidParameterError: a template cannot have these."""
+    if not isinstance(variables, Mapping):
+        found = shown(variables)
+        raise InvalidParameterError(
+            f'variables is {found}, expected a dictionary, as in {{"enable_thinking": False}}', "variables"
+        )
+    if own := OWN & variables.keys():
+        raise InvalidParameterError(
+            f"a template's {min(own)} cannot be given as a variable, expected others, such as enable_thinking",
+            "variables",
+        )
+    try:
+        _json(_map_text(variables, str))
+    except RecursionError:
+        raise InvalidParameterError("variables are nested too deeply, expected some ten levels", "variables") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(f"variables: {error}", "variables") from None
 
 
 def is_message(message: Mapping[str, Any]) -> bool:
