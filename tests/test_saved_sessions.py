@@ -178,6 +178,20 @@ def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
         other.load_session(saved)
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("", "path is empty"), ("a\0b", "path has a zero byte"), (5, "path is 5"), (b"a", "path is b'a'")],
+)
+def test_what_is_no_name_of_a_file(model: Model, name: Any, found: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{found}, expected the name of a saved session"):
+        model.load_session(name)
+    with (
+        model.session() as session,
+        pytest.raises(InvalidParameterError, match=f"^{found}, expected the name of a file"),
+    ):
+        session.save(name)
+
+
 def test_what_is_no_session(model: Model, saved: Path, path: Path) -> None:
     content = saved.read_bytes()
     wrong = saved.with_name("wrong")

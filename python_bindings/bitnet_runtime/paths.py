@@ -1,4 +1,4 @@
-"""The files that a model is opened from: its own, and those of its adapters."""
+"""Names of files: those that a model is opened from, its own and those of its adapters, and saved sessions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Adapters = Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str
 """Files, or files by name."""
 
 
-def path_of(path: str | os.PathLike[str]) -> Path:
+def path_of(path: str | os.PathLike[str], kind: str = "packed file") -> Path:
     """Raises InvalidParameterError: this cannot be the path of a file."""
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise InvalidParameterError(f"path is {shown(path)}, expected the name of a packed file", "path")
+        raise InvalidParameterError(f"path is {shown(path)}, expected the name of a {kind}", "path")
     if not os.fspath(path) or "\0" in os.fspath(path):
         found = "has a zero byte" if os.fspath(path) else "is empty"
-        raise InvalidParameterError(f"path {found}, expected the name of a packed file", "path")
+        raise InvalidParameterError(f"path {found}, expected the name of a {kind}", "path")
     return Path(path)
 
 

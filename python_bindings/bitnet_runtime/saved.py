@@ -103,11 +103,11 @@ def replace(path: Path, data: Any) -> None:
 _NO_FAULT_OF_THE_FILE = {lib.BN_ERR_MEMORY: ModelTooLargeError, lib.BN_ERR_CACHE: CacheFullError}
 
 
-def load(model: Any, path: str | os.PathLike[str], new: Handle) -> bytes:
+def load(model: Any, path: Path, new: Handle) -> bytes:
     """A session of a `bn_model *` to the handle; its note. Raises SessionFileError, OSError."""
     detail = ffi.new("char[]", lib.BN_DETAIL_SIZE)
     note, size = ffi.new("const uint8_t **"), ffi.new("uint64_t *")
-    with _mapped(Path(path)) as data, ffi.from_buffer("uint8_t[]", data) as view:
+    with _mapped(path) as data, ffi.from_buffer("uint8_t[]", data) as view:
         status = lib.bn_session_load(model, view, len(data), new.cell, note, size, detail)
         why = ffi.string(detail).decode("utf-8", "replace")
         if status:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from bitnet_runtime import saved
@@ -13,6 +12,7 @@ from bitnet_runtime.errors import InvalidParameterError, StateError, check, chec
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import token_ids
+from bitnet_runtime.paths import path_of
 from bitnet_runtime.sampler import Sampler, struct_of
 from bitnet_runtime.session_input import SessionInput
 
@@ -54,7 +54,7 @@ class Session(SessionInput):
         """`Model.load_session`."""
         model.require_text()
         handle, new = model._open, Handle("session")
-        note = saved.load(handle.pointer, path, new)
+        note = saved.load(handle.pointer, path_of(path, "saved session"), new)
         session = cls(model, new)
         session._note = note
         return session
@@ -146,8 +146,9 @@ class Session(SessionInput):
         A file that is there is replaced once all is written. note: whatever you want to keep with it. Vectors
         of `embed` that are not complete are not saved. Raises OSError.
         """
+        file = path_of(path, "file to write")
         with self._lock:
             handle = self._open
             data = saved.packed(handle.pointer, note)
-        saved.replace(Path(path), data)  # which others need not wait for
+        saved.replace(file, data)  # which others need not wait for
         self._note = note
