@@ -123,6 +123,12 @@ def test_tokenize_takes_text(model: Model, text: Any) -> None:
         model.tokenize(text)
 
 
+@pytest.mark.parametrize("yes", [1, np.True_])
+def test_switches_of_the_tokenizer_may_be_numbers(model: Model, yes: Any) -> None:
+    assert model.tokenize("ab", add_bos=yes) == model.tokenize("ab")
+    assert model.detokenize(PROMPT, skip_special=yes) == model.detokenize(PROMPT)
+
+
 # ---- sessions ----
 
 

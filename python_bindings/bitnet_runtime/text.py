@@ -85,7 +85,7 @@ class Tokenizer:
             raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
         parser = self._unshielding_parser if shielded else self._parser if parse_special else self._library
         text = self._settle(text) if shielded else text
-        ids = parser.encode(text, add_bos)
+        ids = parser.encode(text, bool(add_bos))  # which may be 1, or of numpy
         if self._inside:
             ids = [self._inside.get(token, token) for token in ids]
         return begun(ids, self._bos_token) if add_bos else ids
@@ -96,7 +96,7 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
-        return self._library.decode([self._outside.get(token, token) for token in tokens], skip_special)
+        return self._library.decode([self._outside.get(token, token) for token in tokens], bool(skip_special))
 
     def token_text(self, token: int | None) -> str:
         """A single token as it is written, such as "<|end|>"; "" for None."""
