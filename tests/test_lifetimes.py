@@ -84,6 +84,17 @@ class Busy:
             assert not thread.is_alive()
 
 
+def test_a_child_says_that_it_has_one_thread(model: Model) -> None:
+    def child() -> None:
+        assert model.threads == model.info.threads == 1
+        assert "threads 1>" in repr(model)
+        with Model.load(model.path, threads=2) as again:
+            assert again.threads == 2
+
+    assert in_a_child(child) == 0
+    assert model.threads == model.info.threads == 2
+
+
 def test_forks_while_other_threads_generate(model: Model) -> None:
     expected = model.generate("x", max_tokens=5, seed=1).tokens
     shared = model.session()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class ModelShape(ModelAdapters):
         self._stops = Stops()
         self._path, self._kv_type = path, kv_type
         self._handle: Handle | None = handle  # None when closed
+        self._process = os.getpid()
         struct = ffi.new("bn_model_info *")
         check(lib.bn_model_get_info(handle.pointer, struct))
         self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
@@ -72,7 +74,8 @@ class ModelShape(ModelAdapters):
     @property
     def info(self) -> ModelInfo:
         """Shapes, sizes and costs; units as in `bn_model_info` of the C header."""
-        return self._info
+        same = self._process == os.getpid()
+        return self._info if same else self._info._replace(threads=1)  # the others are not there after a fork
 
     @property
     def vocab_size(self) -> int:
@@ -91,8 +94,8 @@ class ModelShape(ModelAdapters):
 
     @property
     def threads(self) -> int:
-        """Threads that compute, the caller's included."""
-        return self._info.threads
+        """Threads that compute, the caller's included; 1 in a forked child, which loads the model again for more."""
+        return self.info.threads
 
     @property
     def kv_bytes_per_token(self) -> int:
