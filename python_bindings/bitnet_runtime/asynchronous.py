@@ -29,7 +29,7 @@ class AsyncStream:
 
     @property
     def result(self) -> Result | None:
-        """What was generated, once the stream ended or was closed; None before."""
+        """What was generated, once the stream ended or was closed; None before, and if it was closed unread."""
         return None if self._stream is None else self._stream.result
 
     async def aclose(self) -> None:
