@@ -20,7 +20,8 @@ class Lines:
         self._prompts = not quiet
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(errors="surrogateescape")  # one invalid byte should end a message, not the program
+            # A pipe has UTF-8 in every locale, as a file has; one invalid byte should end a message, not the program.
+            sys.stdin.reconfigure(encoding=None if self.typed else "utf-8", errors="surrogateescape")
         if self.typed and sys.stdout.isatty():
             self._edit()
 

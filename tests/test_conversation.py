@@ -74,6 +74,16 @@ def test_a_message_that_is_no_text_ends_itself_only(models: Path) -> None:
     assert b"not UTF-8" in done.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_pipe_has_utf8_in_every_locale(models: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = prompts(piped(models / "chat", "né", "日本").stderr)
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    done = subprocess.run(
+        [sys.executable, "-m", "bitnet", "chat", str(models / "chat")], input="né\n日本\n".encode(), capture_output=True
+    )
+    assert (done.returncode, prompts(done.stderr.decode(encoding))) == (0, sent)
+
+
 # ---- the context ----
 
 
