@@ -3,6 +3,9 @@
 A verb is a module in `verbs`, named as it is typed, and a line of the table in `table.py`.
 """
 
-from bitnet_cli.command import main
+from bitnet_cli.signals import at_once
+
+with at_once():
+    from bitnet_cli.command import main
 
 __all__ = ["main"]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from bitnet_cli.signals import ENDS, leave
+from bitnet_cli.signals import ENDS, at_once, leave
 from bitnet_cli.table import VERBS
 
 EXTRAS = {
@@ -152,7 +152,8 @@ def _run(argv: Sequence[str] | None) -> int:
     parser, verbs = build_parser()
     verb = ""
     try:
-        args, unknown = parser.parse_known_args(argv)
+        with at_once():  # the verb is imported
+            args, unknown = parser.parse_known_args(argv)
         verb = args.verb
         if unknown:
             verbs[verb].refuse_unknown(unknown)

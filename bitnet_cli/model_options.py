@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_cli.arguments import at_least
+from bitnet_cli.signals import at_once
 from bitnet_cli.texts import read_text
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError, ModelTooLargeError, shown
@@ -159,7 +160,8 @@ def opened(args: argparse.Namespace, path: Path) -> Iterator[Model]:
 
 def load(args: argparse.Namespace, path: Path, **changes: Any) -> Model:
     """The loaded model. changes: arguments of Model.load that replace those given."""
-    from bitnet_runtime.model import Model
+    with at_once():
+        from bitnet_runtime.model import Model
 
     with _naming_ctx():
         return Model.load(path, **load_options(args) | changes)

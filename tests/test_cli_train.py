@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,46 @@ def test_a_full_disk_is_one_line(unbuffered: str, words: list[str]) -> None:
 def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
     for library, extra in command.EXTRAS.items():
         assert f" '{library.replace('_', '-')}>=" in command._install(extra)
+
+
+SWALLOWED = """
+import os, signal, sys
+
+class Swallows:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[2]:
+            try:
+                os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+                for _ in range(1000): pass  # Python calls a handler between two of its steps
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Swallows())
+import bitnet_cli
+sys.exit(bitnet_cli.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "library", "words"),
+    [
+        ("SIGINT", "argparse", "--version"),
+        ("SIGTERM", "numpy", "convert --help"),
+        ("SIGINT", "numpy", "inspect file"),
+        ("SIGTERM", "tokenizers", "tokenize folder --data text"),
+        *((sent, "torch", "train --out run") for sent in ("SIGINT", "SIGTERM")),
+        ("SIGTERM", "torch", "eval ."),
+        ("SIGINT", "torch", "export . out"),
+        ("SIGTERM", "torch", "convert . out"),
+        ("SIGINT", "torch", "report ."),
+        *(("SIGTERM", "bitnet_runtime._native", f"{verb} file") for verb in ("chat", "bench", "serve")),
+        ("SIGINT", "bitnet_runtime._native", "generate file -p x"),
+        ("SIGTERM", "bitnet_runtime._native", "eval file"),
+    ],
+)
+def test_a_signal_is_not_lost_while_libraries_are_loaded(sent: str, library: str, words: str, tmp_path: Path) -> None:
+    """Their C code may swallow the exception of a handler: torch does, as it loads numpy."""
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", SWALLOWED, sent, library, *words.split()]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (-getattr(signal, sent), b"", ["file"])

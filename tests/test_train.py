@@ -181,31 +181,6 @@ def test_a_signal_in_the_last_evaluation_is_answered(
     assert run("train", "--resume", "--out", tmp_path / "run") == 0
 
 
-SWALLOWED = """
-import os, signal, sys, bitnet_cli
-
-class Swallows:
-    def find_spec(self, name, path, target=None):
-        if name == "torch":
-            try:
-                os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-                for _ in range(1000): pass  # Python calls a handler between two of its steps
-            except BaseException:
-                pass
-
-sys.meta_path.insert(0, Swallows())
-sys.exit(bitnet_cli.main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_is_not_lost_while_libraries_are_loaded(name: str, sentences: str, tmp_path: Path) -> None:
-    """Their C code may swallow the exception of a handler: torch does, as it loads numpy."""
-    words = [name, "train", *TINY, "--data", sentences, "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", SWALLOWED, *words], capture_output=True, timeout=120)
-    assert done.returncode == -getattr(signal, name) and not (tmp_path / "run").exists()
-
-
 def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, update = tmp_path / "run", loop.update
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bitnet_cli.arguments import at_least, encodings, refuse
 from bitnet_cli.model_options import add_adapter, add_model, load_options, model_path
+from bitnet_cli.signals import at_once
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_runtime.bench import USUAL, bench, table
+    with at_once():
+        from bitnet_runtime.bench import USUAL, bench, table
 
     path = model_path(args)
     if (path is None) == (args.shape is None):

@@ -20,6 +20,7 @@ from bitnet_cli.model_options import (
     opened,
     sampling,
 )
+from bitnet_cli.signals import at_once
 from bitnet_runtime.saved import writable
 from bitnet_runtime.terminal import escape
 
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.session:
         writable(args.session)
         keep = Kept(args.session)
-    from bitnet_cli.conversation import Conversation
+    with at_once():
+        from bitnet_cli.conversation import Conversation
 
     with opened(args, path) as model:
         model.require_next_token()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
 if TYPE_CHECKING:
@@ -110,7 +111,10 @@ def run(args: argparse.Namespace) -> int:
             progress("writing the graph and comparing it with the engine")
             report = write_onnx(args.source, args.out, **given)
         else:
-            from bitnet_export.convert.incoming import convert
+            with at_once():
+                import torch  # noqa: F401  # which it loads later
+
+                from bitnet_export.convert.incoming import convert
 
             given["sparse"] = args.sparse == "on"
             report = convert(args.source, args.out, progress=progress, **given)

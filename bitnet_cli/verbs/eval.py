@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
+from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import in_engine
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
-        from bitnet_runtime import Model
+        with at_once():
+            from bitnet_runtime import Model
 
         adapters = [args.adapter] if args.adapter else ()
         options = {"kv_type": args.kv_type or "f32", "threads": args.threads, "adapters": adapters}
@@ -137,7 +139,8 @@ def _check_samples(model: Model | ModelConfig, args: argparse.Namespace) -> None
 
 
 def _opened(source: Path) -> Checkpoint:
-    from bitnet.train.checkpoint import Checkpoint
+    with at_once():
+        from bitnet.train.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(source)
     if checkpoint.folder != source:
@@ -152,8 +155,9 @@ def samples(model: Model, prompt: str, n: int, adapter: str | None = None) -> li
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet.data import conversations, corpus, dataset, files, tokenized, tokenizer
-    from bitnet.evaluate.loss import Overlapping, evaluate_packed
+    with at_once():
+        from bitnet.data import conversations, corpus, dataset, files, tokenized, tokenizer
+        from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
     if _is_encoder(model) and not model.image:
         raise ValueError(f"{args.source} is a packed encoder, which is not measured; measure its run: bitnet eval RUN")

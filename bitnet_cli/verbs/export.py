@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -51,22 +52,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_export.checkpoint.adapter import export_adapter
-    from bitnet_export.checkpoint.pack import export_checkpoint
-    from bitnet_export.checkpoint.repack import repack
-
-    if args.head and Path(args.checkpoint).is_file():
+    is_packed = Path(args.checkpoint).is_file()
+    if args.head and is_packed:
         return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
-    if args.base and (Path(args.checkpoint).is_file() or args.head or args.sparse != "auto" or args.encoding != "2.0"):
+    if args.base and (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0"):
         return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
     if sys.stderr.isatty():
         print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
+    with at_once():
+        from bitnet_export.checkpoint.adapter import export_adapter
+        from bitnet_export.checkpoint.pack import export_checkpoint
+        from bitnet_export.checkpoint.repack import repack
+
+        if not is_packed:
+            import torch  # noqa: F401  # which they load later
+
     report: Report | Repacked
     sparse = {"auto": None, "on": True, "off": False}[args.sparse]
     if args.base:
         report = export_adapter(args.checkpoint, args.base, args.out, tokens=args.tokens)
         source = report.checkpoint
-    elif Path(args.checkpoint).is_file():
+    elif is_packed:
         report, source = repack(args.checkpoint, args.out, encoding=args.encoding, sparse=sparse), args.checkpoint
     else:
         report = export_checkpoint(

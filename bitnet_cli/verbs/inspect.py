@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bitnet_cli.signals import at_once
 from bitnet_runtime.saved import Saved
 from bitnet_runtime.terminal import escape
 
@@ -26,7 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_export.packed.reader import PackedFile
+    with at_once():
+        from bitnet_export.packed.reader import PackedFile
 
     if Saved.is_at(args.file):
         session = Saved.of(args.file)

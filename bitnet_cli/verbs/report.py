@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import show
 
 TOKENS = 100  # of the sample
@@ -30,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet.report import attention, page
+    with at_once():
+        from bitnet.report import attention, page
 
     if args.attention is not None and (args.prompt or args.tokens != TOKENS):
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import at_least, refuse
 from bitnet_cli.model_options import add_engine, fitting_session, load, note
+from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
@@ -177,9 +178,10 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
-    from bitnet_serve.application import Options
-    from bitnet_serve.guard import local_hosts
-    from bitnet_serve.server import Serving
+    with at_once():
+        from bitnet_serve.application import Options
+        from bitnet_serve.guard import local_hosts
+        from bitnet_serve.server import Serving
 
     options = Options(
         host=args.host,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bitnet.settings import Settings
 from bitnet_cli.arguments import refuse
+from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say, show
 
 USUAL = Settings()
@@ -42,8 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet import process
-    from bitnet.data import corpus, tokenized, tokenizer
+    with at_once():
+        from bitnet import process
+        from bitnet.data import corpus, tokenized, tokenizer
 
     given = Path(args.tokenizer).is_file()
     if args.fim and given:
