@@ -78,12 +78,12 @@ def claimed(folder: Path) -> Iterator[Claim]:
     if folder.is_file():
         raise NotADirectoryError(f"{folder} is a file, expected a run folder")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        with contextlib.suppress(OSError):  # a folder that may be traversed, but not read
-            flush(each.parent)
     claim = Claim()
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            with contextlib.suppress(OSError):  # a folder that may be traversed, but not read
+                flush(each.parent)
         with locked(folder) as before:
             try:
                 yield claim

@@ -171,5 +171,9 @@ def test_one_process_makes_a_folder(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted)
         assert bitnet_cli.main(words) == 130
+        patch.setattr(process, "flush", lambda _: interrupted(tmp_path, tmp_path))
+        left = iter([2])
+        assert bitnet_cli.main(["tokenize", str(tmp_path / "new" / "ids"), *words[2:]]) == 130
+    assert not (tmp_path / "new").exists()
     assert not {file.name for file in (tmp_path / "ids").iterdir()} - {"lock"}
     assert bitnet_cli.main(words) == 0 and tokenized.read(tmp_path / "ids", "train", "validation")
