@@ -173,6 +173,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
     except OSError as error:
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name)  # of a copy both
+        if not names:
+            sys.stdout.flush()  # fails again if the answer is what could not be written, as `main` then says
         return _fail(f"{error.strerror}: {names}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):

@@ -201,9 +201,10 @@ def test_a_closed_pipe_is_quiet(models: Path) -> None:
 
 
 def test_closed_streams(models: Path) -> None:
-    generate = shlex.join([sys.executable, "-m", "bitnet", "generate", str(models / "script")])
+    generate = "unset PYTHONUNBUFFERED; " + shlex.join([sys.executable, "-m", "bitnet", "generate", f"{models}/script"])
     for redirection, code, out, err in (
         ("-p go 2>&-", 0, "Hello world\n", ""),
+        ("-p go --quiet >/dev/full", 1, "", "bitnet: error: No space left on device: standard output\n"),
         ("-p go >&-", 1, "", "bitnet: error: standard output is closed, expected a place for the answer\n"),
         ("<&-", 2, "", "bitnet: error: no prompt; give -p TEXT or -f FILE, or pipe text in\n"),
     ):
