@@ -42,6 +42,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(error: type[BaseExc
     assert os.listdir(tmp_path) == ["m.bitnet"] and path.read_bytes() == b"the old one"
 
 
+def test_a_link_stays_one_and_a_private_file_private(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    old, link = tmp_path / "folder" / "old", tmp_path / "link"
+    write_values(old, SMALL)
+    old.chmod(0o600)
+    link.symlink_to(old)
+    first = old.stat().st_ino
+    write_values(link, SMALL)
+    assert link.is_symlink() and old.stat().st_ino != first and old.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in old.parent.iterdir()] == ["old"]
+
+
 def test_a_failed_check_leaves_nothing(tmp_path: Path) -> None:
     seen: list[Path] = []
 

@@ -19,10 +19,16 @@ _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errn
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
+    """A temporary path in the folder of `path`, renamed to it on success, removed on any failure.
+
+    A link stays one, and who may read an older file may read the new one, as with sessions.
+    """
+    path = Path(os.path.realpath(path))
     check_place(path)
     with renaming(path) as temporary:
         yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
 
 
 def check_place(path: Path) -> None:
