@@ -144,6 +144,7 @@ sys.exit(bitnet_cli.main(sys.argv[3:]))
         ("SIGTERM", "torch", "eval ."),
         ("SIGINT", "torch", "export . out"),
         ("SIGTERM", "torch", "convert . out"),
+        ("SIGINT", "onnxruntime", "convert . out --to onnx"),
         ("SIGINT", "torch", "report ."),
         *(("SIGTERM", "bitnet_runtime._native", f"{verb} file") for verb in ("chat", "bench", "serve")),
         ("SIGINT", "bitnet_runtime._native", "generate file -p x"),

@@ -95,18 +95,23 @@ def run(args: argparse.Namespace) -> int:
             progress(f"writing tensor {done} of {total}")
 
         if args.to == "hf":
-            from bitnet_export.foreign.hf.write import write_folder
+            with at_once():
+                from bitnet_export.foreign.hf.write import write_folder
 
             report = write_folder(args.source, args.out, progress=count)
         elif args.to == "gguf":
-            from bitnet_export.foreign.gguf.write import write_gguf
+            with at_once():
+                from bitnet_export.foreign.gguf.write import write_gguf
 
             body, head = args.type or "TQ2_0", {"f16": "F16", "f32": "F32"}.get(args.head, "Q8_0")
             report = write_gguf(
                 args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=count
             )
         elif args.to == "onnx":
-            from bitnet_export.foreign.onnx.write import write_onnx
+            with at_once():
+                import onnxruntime  # noqa: F401  # which it loads later
+
+                from bitnet_export.foreign.onnx.write import write_onnx
 
             progress("writing the graph and comparing it with the engine")
             report = write_onnx(args.source, args.out, **given)
