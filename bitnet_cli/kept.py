@@ -50,13 +50,19 @@ def _texts(content: Any) -> list[Any]:
 
 
 def add(path: Path, messages: list[Message]) -> None:
-    """Add a conversation to a .jsonl file, as a line of its own. Raises OSError and ValueError."""
+    """Add a conversation to a .jsonl file, as a line of its own, or nothing. Raises OSError and ValueError."""
     line = json.dumps({"messages": [_anywhere(message) for message in messages]}, ensure_ascii=False) + "\n"
-    with path.open("ab+") as file:
-        if file.tell():
+    left = line.encode()
+    with path.open("ab+", buffering=0) as file:
+        if size := file.tell():
             file.seek(-1, 2)
-            line = line if file.read() == b"\n" else "\n" + line
-        file.write(line.encode())
+            left = left if file.read() == b"\n" else b"\n" + left
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:  # the disk is full: a part of a line would end the training that reads the file
+            file.truncate(size)
+            raise
 
 
 def _anywhere(message: Message) -> Message:

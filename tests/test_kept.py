@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bitnet_cli.kept import ENDS, Kept, alone, at_the_end
+from bitnet_cli.kept import ENDS, Kept, add, alone, at_the_end
 from bitnet_runtime import Model, saved
 from command import Terminal
 from talks import ANSWER, piped, prompts, size, talking_models
@@ -92,6 +92,22 @@ def test_what_cannot_be_written_is_said_first(models: Path, tmp_path: Path, monk
     name = "日" * 83 + ".s"  # 251 bytes
     assert piped(models / "chat", "hello", args=("--session", tmp_path / name)).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_conversation_that_a_full_disk_cuts_off_is_not_in_the_file(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    file, turns = tmp_path / "a.jsonl", [{"role": "user", "content": "x" * 100}]
+    add(file, turns)
+    whole, (_, most) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, most))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            add(file, turns)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert file.read_bytes() == whole
+    add(file, turns)
+    assert file.read_bytes() == 2 * whole
 
 
 def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
