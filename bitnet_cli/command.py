@@ -47,12 +47,16 @@ class Parser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
             message += _did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
+        valued = re.fullmatch(r"argument (?:.*/)?(-+[\w-]+): expected one argument", message)
+        if valued:
+            message += f"; one that begins with - is given as {valued[1]}=VALUE"
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def refuse_unknown(self, words: list[str]) -> NoReturn:
         if not words[0].startswith("-") or " " in words[0]:
-            takes_text = "-p" in self._option_string_actions
-            self.error(f"unexpected argument {words[0]!r}" + "; a prompt follows -p" * takes_text)
+            where = {"-p": "a prompt follows -p", "--data": "text to read follows --data"}
+            hint = next((f"; {said}" for option, said in where.items() if option in self._option_string_actions), "")
+            self.error(f"unexpected argument {words[0]!r}{hint}")
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
         self.error(f"unknown option {word!r}" + (self.elsewhere(word) or _did_you_mean(word, options)))
