@@ -180,7 +180,7 @@ def test_similarity_is_scale_times_cosine_plus_bias(towers: Model) -> None:
 
 def test_similarity_says_which_text_is_too_long(towers: Model) -> None:
     most = towers.n_ctx
-    with pytest.raises(ContextLengthError, match=rf"^text 1, '(ab)+': {2 * most} tokens exceed .* {most} tokens"):
+    with pytest.raises(ContextLengthError, match=rf"^text\[1\], '(ab)+': {2 * most} tokens exceed .* {most} tokens"):
         towers.similarity(CAT, ["a cat", "ab" * most])
 
 

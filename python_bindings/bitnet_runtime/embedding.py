@@ -26,7 +26,7 @@ def embed(
 
     model._pooling_number(pooling)
     if not all(texts):
-        raise InvalidParameterError(f"text {texts.index([])} has no tokens; give at least one character", "text")
+        raise InvalidParameterError(f"text[{texts.index([])}] has no tokens; give at least one character", "text")
     out = np.empty((len(texts), model.info.width), np.float32)
     with contextlib.ExitStack() as stack:
         sessions: list[Session] = []

@@ -265,7 +265,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         texts = cast("Sequence[Prompt]", text if several else [text])
         filled = []
         for i, one in enumerate(texts):
-            with naming(f"text {i}, {shown(one)}" if len(texts) > 1 else ""):
+            with naming(f"text[{i}], {shown(one)}" if len(texts) > 1 else ""):
                 filled.append(self.text_tokens(one, self.n_ctx))
         return embed(self, filled, pooling, adapter)
 
