@@ -140,14 +140,14 @@ def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_pat
 
 
 def told_otherwise(argv: list[str]) -> int:
-    """A run whose second process has another learning rate."""
-    return bitnet_cli.main([*argv, "--lr", "0.001"] if os.environ["RANK"] == "1" else argv)
+    """A run whose second process has another context."""
+    return bitnet_cli.main([*argv, "--set", "max_context=64"] if os.environ["RANK"] == "1" else argv)
 
 
 def test_processes_that_are_told_different_things(text: str, tmp_path: Path) -> None:
-    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--lr", "0.01", work=told_otherwise)
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=told_otherwise)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
-    assert "bitnet: error: the processes of this run differ in lr" in errors
+    assert "differ in max_context of the model: 64 in process 2, 32 in 1; start all with the same options" in errors
 
 
 def one_after_the_other(argv: list[str]) -> int:

@@ -150,10 +150,13 @@ def check_same(told: Mapping[str, object]) -> None:
     if found < 0:
         return
     name = list(first)[int(found)]
-    mine = (
-        "" if told[name] == first[name] else f": {told[name]!r:.60} in process {rank() + 1}, {first[name]!r:.60} in 1"
+    (last,) = largest([rank() if told.get(name) != first[name] else 0])
+    box = [told.get(name)]
+    dist.broadcast_object_list(box, int(last), device=torch.device("cpu"))
+    raise ParallelError(
+        f"the processes of this run differ in {name}: {box[0]!r:.60} in process {last + 1:.0f}, {first[name]!r:.60} "
+        "in 1; start all with the same options and files"
     )
-    raise ParallelError(f"the processes of this run differ in {name}{mine}; start all with the same options and files")
 
 
 def share(first: int, last: int) -> tuple[int, int]:

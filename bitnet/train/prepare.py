@@ -153,7 +153,8 @@ def _told(
     """What has to be the same in all processes of a run, by its name in errors."""
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
     read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
-    return options | {"the model": config.to_json(), "the step": newest.state["step"] if newest else 0} | read
+    model = {f"{name} of the model": value for name, value in config.to_dict().items()}
+    return options | model | {"the step": newest.state["step"] if newest else 0} | read
 
 
 def _size_of_draft(model: Transformer) -> int:
