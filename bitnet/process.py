@@ -10,11 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TypeVar
+
+T = TypeVar("T")
 
 ECHO = 0.5  # seconds
 
@@ -56,6 +59,21 @@ class Interruption:
                 signal.default_int_handler(number, frame)
 
         signal.signal(signal.SIGINT, again)
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """The result of C code that may wait for long. It is called in a thread, because Python handles no signal before
+    such a call returns. A signal whose handler raises leaves the thread behind."""
+    made: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return made.result()
 
 
 def unheard() -> None:

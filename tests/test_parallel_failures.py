@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ import bitnet_cli
 from bitnet.model import parallel
 from bitnet.train import loop, manifest, passes, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
-from in_two_processes import TINY, Process, finish, free_port, run_pair, some_text, start, steps
+from in_two_processes import TINY, Process, finish, free_port, in_group, processes, run_pair, some_text, start, steps
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,38 @@ def test_processes_that_are_told_different_things(text: str, tmp_path: Path) -> 
     codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=told_otherwise)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert "differ in max_context of the model: 64 in process 2, 32 in 1; start all with the same options" in errors
+
+
+def alone(text: str, folder: Path, port: int) -> Process:
+    """The first process of a pair, whose second never comes."""
+    argv = ["train", "--out", str(folder / "run"), *TINY, "--data", text]
+    process = processes.Process(target=in_group, args=(0, port, folder / ".errors", bitnet_cli.main, argv))
+    process.start()
+    return process
+
+
+def test_a_port_that_is_taken(text: str, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert finish([alone(text, tmp_path, port)]) == [1]
+    errors = (tmp_path / ".errors").read_text()
+    assert f"bitnet: error: this process did not meet the others of its run at 127.0.0.1:{port}: " in errors
+    assert "Traceback" not in errors
+
+
+def test_a_process_that_waits_for_others_can_be_stopped(text: str, tmp_path: Path) -> None:
+    port = free_port()
+    process = alone(text, tmp_path, port)
+    deadline = time.monotonic() + 90
+    with socket.socket() as waiting:
+        while waiting.connect_ex(("127.0.0.1", port)):
+            assert process.is_alive() and time.monotonic() < deadline
+            time.sleep(0.05)
+    assert process.pid
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish([process]) == [143]
 
 
 def one_after_the_other(argv: list[str]) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from bitnet import process
 from bitnet.model.transformer import Transformer
 
 T = TypeVar("T")
@@ -75,10 +76,15 @@ def joined() -> Iterator[None]:
     if not launched():
         yield
         return
-    kept, number, count = _met()
-    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # an earlier run in this process left its keys
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    try:
+        store = process.interruptible(_join)
+    except RuntimeError as error:  # of torch, which has one for each way to fail
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        said = str(error).partition("\n")[0]
+        raise ParallelError(
+            f"this process did not meet the others of its run at {where}: {said}; check that the first one runs there, "
+            "that the port is free and open, and that all were started"
+        ) from error
     try:
         yield
     except Exception as error:
@@ -89,6 +95,15 @@ def joined() -> Iterator[None]:
         raise
     gc.collect()  # DDP models are in reference cycles and hold the group, whose threads must not outlive Python
     dist.destroy_process_group()
+
+
+def _join() -> Store:
+    """Initialize the process group as soon as all are there. Returns the store that they share."""
+    kept, number, count = _met()
+    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # an earlier run in this process left its keys
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    return store
 
 
 def take_gpu() -> None:
