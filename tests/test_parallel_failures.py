@@ -19,7 +19,7 @@ import pytest
 
 import bitnet_cli
 from bitnet.model import parallel
-from bitnet.train import loop, manifest, passes, runlog, saving
+from bitnet.train import loop, manifest, passes, prepare, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
 from in_two_processes import TINY, Process, finish, free_port, in_group, processes, run_pair, some_text, start, steps
 
@@ -149,6 +149,21 @@ def test_processes_that_are_told_different_things(text: str, tmp_path: Path) -> 
     codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=told_otherwise)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert "differ in max_context of the model: 64 in process 2, 32 in 1; start all with the same options" in errors
+
+
+def stopped_early(argv: list[str]) -> int:
+    """A run whose second process gets SIGTERM before its first step."""
+    if os.environ["RANK"] == "1":
+        prepare.check_options = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[assignment]
+    return bitnet_cli.main(argv)
+
+
+def test_a_signal_to_one_process_before_the_first_step(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=stopped_early)
+    assert codes == [1, 143] and "Traceback" not in errors
+    assert re.findall("bitnet: error: .*", errors) == [
+        "bitnet: error: another process of this run was stopped by a signal"
+    ]
 
 
 def alone(text: str, folder: Path, port: int) -> Process:

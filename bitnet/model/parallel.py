@@ -87,10 +87,16 @@ def joined() -> Iterator[None]:
         ) from error
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):  # by a signal
+        with contextlib.suppress(RuntimeError):
+            store.add("stopped", 1)
+        raise
     except Exception as error:
         if not _speaks(store):
             sys.exit(1)
         if isinstance(error, RuntimeError) and "onnection" in str(error):  # gloo has no exception of its own
+            if store.add("stopped", 0):
+                raise ParallelError("another process of this run was stopped by a signal") from None
             raise ParallelError("another process of this run ended without an error; perhaps memory ran out") from None
         raise
     gc.collect()  # DDP models are in reference cycles and hold the group, whose threads must not outlive Python
