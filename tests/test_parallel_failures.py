@@ -132,6 +132,10 @@ def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
             ["--preset", "siglip-tiny", "--objective", "contrastive", "--parallel", "fsdp"],
             "--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp",
         ),
+        (
+            ["--draft", "--parallel", "fsdp"],
+            "--parallel fsdp cannot shard a model with a draft; take ddp, or --no-draft",
+        ),
     ],
 )
 def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_path: Path) -> None:

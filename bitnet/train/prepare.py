@@ -218,7 +218,8 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
         raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
     if settings.draft and parallel.launched() and settings.parallel == "fsdp":
-        raise TrainingError("--parallel fsdp cannot shard a model with a draft; take ddp, or leave --draft out")
+        without = "" if settings.draft_only else ", or --no-draft"  # a source may have brought it
+        raise TrainingError(f"--parallel fsdp cannot shard a model with a draft; take ddp{without}")
     if settings.balance_loss and not config.n_experts:
         raise TrainingError(
             f"balance_loss is {settings.balance_loss:g}, but this model has no experts to balance; "
