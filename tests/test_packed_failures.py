@@ -129,6 +129,9 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         write_values(tmp_path, SMALL)
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; create it first"):
         write_values(tmp_path / "nowhere" / "m.bitnet", SMALL)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file is not a folder, expected one to write into"):
+        write_values(tmp_path / "file" / "m.bitnet", SMALL)
 
 
 @pytest.mark.parametrize(

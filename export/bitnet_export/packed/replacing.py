@@ -43,6 +43,8 @@ def check_place(path: Path) -> None:
 def _check_folder(path: Path) -> None:
     if path.name in ("", ".."):  # replacing it would leave processes in a deleted current folder
         raise FileExistsError(f"{path} has no name of its own; give the name of a new folder")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise NotADirectoryError(f"{path.parent} is not a folder, expected one to write into; name another")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
 
