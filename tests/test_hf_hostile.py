@@ -127,6 +127,8 @@ def test_no_weights(folder):
     for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin"):
         (folder / name).unlink()
     refused(folder, "and no other weights; download the model again")
+    (folder / "model.onnx").write_bytes(b"")
+    refused(folder, "but model.onnx; a graph is not read, give the model that it was made from")
 
 
 def test_an_adapter_of_peft(folder):

@@ -39,6 +39,7 @@ _WEIGHTS = {  # other weight files of folders, and advice
     ".gguf": "give the file in place of the folder",
     ".bin": f"of its kind {PICKLED} and shards with {PICKLED_INDEX} beside them are read",
     **dict.fromkeys((".pt", ".pth"), "load it with transformers, whose save_pretrained writes safetensors"),
+    ".onnx": "a graph is not read, give the model that it was made from",
 }
 _NEW = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 _OLD = re.compile(r"\.LayerNorm\.(gamma|beta)$")
