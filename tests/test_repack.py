@@ -57,6 +57,15 @@ def test_there_and_back_gives_the_same_bytes(two_bits: Path, tmp_path: Path) -> 
     assert (tmp_path / "again").read_bytes() == there.read_bytes()
 
 
+def test_a_ternary_table_keeps_its_encoding(tmp_path: Path) -> None:
+    """It has only one, whatever the linears have."""
+    random_model(MODEL.replace(head_format="ternary"), tmp_path / "a")
+    repack(tmp_path / "a", there := tmp_path / "there", encoding="1.6")
+    assert found_in(there) == {encodings.TERNARY_2BIT, encodings.TERNARY_5TRIT}
+    repack(there, tmp_path / "back", encoding="2.0")
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "a").read_bytes()
+
+
 def test_logits_are_the_same_bits_in_both_encodings_on_every_tier(two_bits: Path, tmp_path: Path) -> None:
     other, tokens, logits = tmp_path / "other", list(range(70)), set()
     repack(two_bits, other, encoding="1.6")

@@ -15,7 +15,7 @@ from bitnet.config import ModelConfig
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import Record
+from bitnet_export.packed.records import Spec
 from bitnet_export.packed.replacing import spare
 from bitnet_export.packed.writer import Encoded, write_sections
 
@@ -77,16 +77,17 @@ def repack(
     write_sections(
         out,
         file.configs,
-        lambda spec: _encoded(file, file.tensors[spec.key], body, sparse),
+        lambda spec: _encoded(file, spec, body, sparse),
         {kind: file.section(kind) or b"" for kind in kinds},
         check=lambda written: reports.append(_compare(Path(source), file, written)),
     )
     return reports[0]
 
 
-def _encoded(file: PackedFile, record: Record, body: Encoding, sparse: bool) -> Encoded:
+def _encoded(file: PackedFile, spec: Spec, body: Encoding, sparse: bool) -> Encoded:
+    record = file.tensors[spec.key]
     scales = file.scales(record)
-    if not record.encoding.ternary:
+    if not record.encoding.ternary or spec.form == "table":  # a table has no other
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
     encoding = encodings.encoding_of(records.ROLES[record.key.role], body, sparse)
     return Encoded(encoding, record.scope, encoding.encode(file.codes(record)), scales)
