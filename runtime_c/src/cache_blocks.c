@@ -108,8 +108,6 @@ static int is_alone(const bn_cache_part *part, size_t block) {
 /* Whether the text's arena is free at all blocks to be written. Where other texts still reference a
  * block there, a new arena is needed. */
 static int has_places(const bn_cache_part *part, range r) {
-    if (!part->own)
-        return 0;
     for (size_t i = 0; i < r.n; i++) {
         const size_t block = nth(part, r, i);
         if (!is_alone(part, block) && bn_arena_refs(part->own, block) > 0)
