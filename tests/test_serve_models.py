@@ -195,6 +195,21 @@ def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path
         pass
 
 
+def test_a_model_that_became_larger_than_the_budget_is_refused_and_holds_up_no_other(
+    paths: list[Path], tmp_path: Path
+) -> None:
+    file = Path(shutil.copy(paths[0], tmp_path / "a.bitnet"))
+    with served(file, paths[1], models_memory=file.stat().st_size) as serving:
+        small_model(tmp_path, 9, SMALL.replace(n_layers=8)).rename(file)
+        for _ in range(2):
+            status, answer = ask(serving, "a")
+            assert (status, answer["error"]["code"]) == (500, "model_load_failed")
+            assert "the model a now takes 1 MB, but --models-memory is 0 MB" in answer["error"]["message"]
+            assert ask(serving, NAMES[1])[0] == 200
+        shutil.copy(paths[2], tmp_path / "small").rename(file)
+        assert ask(serving, "a")[0] == 200
+
+
 def test_texts_of_one_model_leave_memory_to_another(tmp_path: Path) -> None:
     """Kept texts are dropped; running ones are waited for, and new ones cannot overtake the other model."""
     roomy, large = SMALL.replace(max_context=2048), {"max_tokens": 2000, "seed": 1}

@@ -60,6 +60,12 @@ class Served:
     def is_open(self) -> bool:
         return self._model is not None
 
+    @property
+    def nbytes(self) -> int:
+        """Of its file: the one that is loaded, or else would be."""
+        found, *_ = self._files if self.is_open else self._look()
+        return found[2] if found else 0
+
     def open(self) -> None:
         """Load the model, in any thread."""
         self.loads += 1
@@ -144,7 +150,7 @@ class Served:
 
     def _describe(self, model: Model) -> None:
         info = model.info
-        self.nbytes, self.sees = info.file_bytes, model.image is not None
+        self.sees = model.image is not None
         self.fingerprint = f"bitnet-{model.checksum}"
         """What answers depend on besides the request: `system_fingerprint`."""
         self._meta: dict[str, Any] = {

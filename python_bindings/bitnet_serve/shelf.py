@@ -74,7 +74,7 @@ class Shelf:
                 if not served.loaded:
                     if served.failure and served.loads > loads:  # while this request waited: once is enough
                         raise served.failure
-                    await self._make_room(served.nbytes)
+                    await self._make_room(served)
                     await self._load(served)
         served.users += 1
         served.used = next(self._clock)
@@ -101,7 +101,15 @@ class Shelf:
     def _taken(self) -> int:
         return sum(each.nbytes for each in self if each.loaded)
 
-    async def _make_room(self, nbytes: int) -> None:
+    async def _make_room(self, served: Served) -> None:
+        """Raises ApiError: no room would be enough, as its file has been replaced by a larger one."""
+        nbytes = served.nbytes
+        if nbytes > self._most:
+            raise ApiError(
+                500, f"the model {served.name} now takes {-(-nbytes // 1_000_000):,} MB, but --models-memory is "
+                f"{self._most // 1_000_000:,} MB; give more, or put a smaller file in its place", "model_load_failed",
+                "model",
+            )  # fmt: skip
         try:
             while self._taken() + nbytes > self._most:
                 if idle := [each for each in self if each.loaded and not each.users]:
