@@ -219,7 +219,11 @@ def test_stop_texts_by_every_name(serving: Serving, asked: dict[str, Any], text:
     ("path", "body", "param"),
     [
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "stop": [], "stop_sequences": ["a"]}, "stop"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "stop_sequences": [""]}, "stop_sequences"),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5, "until": ["a"] * 17}, "until"),
         ("/v1/responses", {"input": "go", "max_tokens": 5, "max_output_tokens": 5}, "max_tokens"),
+        ("/v1/responses", {"input": "go", "max_output_tokens": "x"}, "max_output_tokens"),
+        ("/v1/fim/completions", {"prompt": "go", "random_seed": "x"}, "random_seed"),
         ("/v1/responses", {"input": "go", "\ud800": 5}, "\\ud800"),
         (
             "/v1/completions",

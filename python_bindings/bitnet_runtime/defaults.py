@@ -46,7 +46,8 @@ class Sampling:
 
     max_tokens: int | None = _option(
         256, "most tokens to generate; none or -1: until the context is full", low=-1, high=2**31 - 1,
-        flags=("-n", "--max-tokens"), aliases=("max_new_tokens", "n_predict", "num_predict", "max_completion_tokens"),
+        flags=("-n", "--max-tokens"),
+        aliases=("max_new_tokens", "n_predict", "num_predict", "max_completion_tokens", "max_output_tokens"),
     )  # fmt: skip
     temperature: float = _option(
         0.8, "0 takes the most likely token", low=0, high=1e6, flags=("--temp", "--temperature"), aliases=("temp",)
@@ -66,10 +67,10 @@ class Sampling:
     frequency_penalty: float = _option(0.0, "subtracted per occurrence", low=-100, high=100)
     seed: int | None = _option(
         None, "seed of the noise that chooses tokens; none or -1: random, and reported", low=-1, high=2**64 - 1,
-        flags=("-s", "--seed"), aliases=("rng_seed",),
+        flags=("-s", "--seed"), aliases=("rng_seed", "random_seed"),
     )  # fmt: skip
     stop: tuple[str, ...] = _option(
-        (), "text that ends the answer and is not part of it", aliases=("stop_strings", "until")
+        (), "text that ends the answer and is not part of it", aliases=("stop_strings", "stop_sequences", "until")
     )
     stop_token_ids: tuple[int, ...] = _option((), "token that ends the answer, as the model's end tokens do")
     min_tokens: int = _option(0, "least tokens of an answer: until then no token ends it", low=0, high=2**31 - 1)

@@ -68,15 +68,16 @@ def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> S
 
     Raises ApiError or InvalidParameterError.
     """
-    asked = {name: value for name, value in body.items() if name in SAMPLING}
-    if not {"max_tokens", *(alias for alias, name in ALIASES.items() if name == "max_tokens")} & set(asked):
+    asked = {word: value for word, value in body.items() if word in SAMPLING}
+    if all(ALIASES.get(word, word) != "max_tokens" for word in asked):
         asked["max_tokens"] = max_tokens
     elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):
         del asked["max_completion_tokens"]  # some clients send both
     asked |= response_format(body.get("response_format"))
-    for name, what in (("stop", "texts"), ("stop_token_ids", "tokens")):
-        if isinstance(given := asked.get(name), list) and len(given) > MOST_STOPS:
-            raise refuse(f"{name} has {len(given)} {what}, expected at most {MOST_STOPS}", name)
+    for word, given in asked.items():
+        stops = ALIASES.get(word, word) in ("stop", "stop_token_ids") and isinstance(given, list)
+        if stops and len(given) > MOST_STOPS:
+            raise refuse(f"{word} has {len(given)} entries, expected at most {MOST_STOPS}", word)
     bias = asked.get("logit_bias", {})
     if isinstance(bias, dict):
         if len(bias) > MOST_BIASES:

@@ -18,10 +18,10 @@ from bitnet_serve.models import Served
 from bitnet_serve.wording import timings
 
 KNOWN = frozenset([
-    "model", "input_prefix", "input_suffix", "input_extra", "prompt", "stream", "response_fields", "max_tokens",
+    "model", "input_prefix", "input_suffix", "input_extra", "prompt", "stream", "response_fields",
     "samplers", "n_indent", "id_slot", "t_max_prompt_ms", "t_max_predict_ms",  # hints to another sampler: ignored
 ])  # fmt: skip
-KNOWN_FIM = frozenset(["model", "prompt", "suffix", "stream", "stream_options", "n", "random_seed"])
+KNOWN_FIM = frozenset(["model", "prompt", "suffix", "stream", "stream_options", "n"])
 MOST_EXTRA = 256  # texts of other files
 
 
@@ -103,8 +103,7 @@ class Infill(Shape):
 def understand_fim(served: Served, body: Mapping[str, Any]) -> Work:
     """/v1/fim/completions, answered in the form of a chat. Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN_FIM)
-    renamed = {"seed" if name == "random_seed" else name: value for name, value in body.items()}
-    options, n = fields.sampling(renamed, served.model, None), fields.choices(body)
+    options, n = fields.sampling(body, served.model, None), fields.choices(body)
     asks = [between(served, fields.text(body, "prompt"), body, options)]
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     return Work(served, several(served.model, asks, n), Chat(served, with_usage if stream else None), stream)

@@ -16,8 +16,8 @@ from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([
-    "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking",
-    "container", "mcp_servers", "context_management", "output_config", "inference_geo", "thread",
+    "model", "messages", "system", "max_tokens", "stream", "tools", "tool_choice", "thinking", "container",
+    "mcp_servers", "context_management", "output_config", "inference_geo", "thread",
 ])  # fmt: skip
 
 
@@ -34,11 +34,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "disabled"})
     if thinking.get("type") not in ("disabled", "adaptive"):  # the latter leaves it to the model
         raise refuse('thinking is not supported, expected {"type": "disabled"}', "thinking", "unsupported_parameter")
-    if "stop" in body and "stop_sequences" in body:
-        raise refuse("stop is given beside stop_sequences, expected one of them", "stop")
-    asked = {"stop" if name == "stop_sequences" else name: value for name, value in body.items()}
-    asked |= {"response_format": _format(body)}
-    options = fields.sampling(asked, served.model, None)
+    options = fields.sampling({**body, "response_format": _format(body)}, served.model, None)
     ask = chat.asked(served.model, *_framed(body), offers.of_messages(body), options)
     return Work(served, chat.several(served.model, [ask]), Messages(served), fields.take(body, "stream", bool, False))
 

@@ -16,8 +16,7 @@ from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([
-    "model", "input", "instructions", "max_output_tokens", "stream", "stream_options", "text", "tools", "tool_choice",
-    "parallel_tool_calls",
+    "model", "input", "instructions", "stream", "stream_options", "text", "tools", "tool_choice", "parallel_tool_calls",
     "include", "reasoning", "truncation", "previous_response_id", "conversation", "background", "prompt",
     "max_tool_calls", "top_logprobs",
 ])  # fmt: skip
@@ -42,12 +41,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     said: dict[str, Any] = fields.take(text, "format", dict, {"type": "text"})
     if said.get("type") == "json_schema":  # its fields are not in an object of their own here
         said = {"type": "json_schema", "json_schema": said}
-    asked = {**body, "response_format": said}
-    if "max_output_tokens" in asked:
-        if "max_tokens" in asked:
-            raise refuse("max_tokens is given beside max_output_tokens, expected one of them", "max_tokens")
-        asked["max_tokens"] = asked.pop("max_output_tokens")
-    options = fields.sampling(asked, served.model, None)
+    options = fields.sampling({**body, "response_format": said}, served.model, None)
     ask = chat.asked(served.model, conversation(body), chat.Frame(), offers.of_responses(body), options)
     return Work(
         served, chat.several(served.model, [ask]), Responses(served, body), fields.take(body, "stream", bool, False)
