@@ -195,7 +195,8 @@ def test_response_formats() -> None:
     assert response_format({"type": "json_object", "schema": PERSON}) == {"json_schema": json.dumps(PERSON)}
     with pytest.raises(GrammarError, match="expected a JSON schema"):
         response_format({"type": "json_object", "schema": 5})
-    for wrong in ("json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": PERSON}, 3):
+    of = [None, PERSON, {"name": "x", "schema": None}]
+    for wrong in ("json", {"type": "xml"}, 3, *({"type": "json_schema", "json_schema": each} for each in of)):
         with pytest.raises(GrammarError, match=r"^response_format is .*, expected") as caught:
             response_format(wrong)
         assert caught.value.param == "response_format"

@@ -93,7 +93,7 @@ def response_format(value: Any) -> dict[str, Any]:
     if kind == "json_object":
         schema = value.get("schema")
         return {"json_schema": format_text("json_schema", {"type": "object"} if schema is None else schema)}
-    if isinstance(given, Mapping) and "schema" in given:
+    if isinstance(given, Mapping) and given.get("schema") is not None:
         return {"json_schema": format_text("json_schema", given["schema"])}
     raise GrammarError(
         f'response_format is {shown(value)}, expected {{"type": "text"}}, {{"type": "json_object"}}, or '

@@ -53,7 +53,7 @@ def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     given = config.get("format")
     if given is None:
         return None
-    if not isinstance(given, dict) or given.get("type") != "json_schema" or "schema" not in given:
+    if not isinstance(given, dict) or given.get("type") != "json_schema" or given.get("schema") is None:
         expected = '{"type": "json_schema", "schema": …}'
         raise refuse(f"output_config.format is {shown(given)}, expected {expected}", "output_config")
     return {"type": "json_schema", "json_schema": given}

@@ -39,8 +39,11 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         raise refuse(f"text has {shown(min(unknown), 80)}, expected format and verbosity", "text")
     fields.with_usage(body)  # which every answer has here
     said: dict[str, Any] = fields.take(text, "format", dict, {"type": "text"})
-    if said.get("type") == "json_schema":  # its fields are not in an object of their own here
-        said = {"type": "json_schema", "json_schema": said}
+    kind = said.get("type")
+    if kind not in ("text", "json_object", "json_schema") or (kind == "json_schema" and said.get("schema") is None):
+        expected = '{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "schema": …}'
+        raise refuse(f"text.format is {shown(said)}, expected {expected}", "text", "invalid_format")
+    said = {**said, "json_schema": said}  # whose fields are not in an object of their own here
     options = fields.sampling({**body, "response_format": said}, served.model, None)
     ask = chat.asked(served.model, conversation(body), chat.Frame(), offers.of_responses(body), options)
     return Work(
