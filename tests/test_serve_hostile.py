@@ -44,6 +44,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, b"[]", None, "invalid_json"),
         (CHAT, b"\xff\xfe\x00", None, "invalid_json"),
         (CHAT, b'{"n": NaN}', None, "invalid_json"),
+        ("/v1/responses", b'{"input": "x", "metadata": {"a": 1e999}}', None, "invalid_json"),
         (CHAT, b'{"seed": 1' + b"0" * 5000 + b"}", None, "invalid_json"),
         (CHAT, b'{"n": 1, "n": 2}', None, "invalid_json"),
         (CHAT, {}, "messages", "missing_required_parameter"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -65,7 +66,9 @@ async def read(request: Request, most: int, take: Callable[[int], None]) -> byte
 def parse(data: bytes) -> dict[str, Any]:
     """A JSON object; fields that are null count as missing. Raises ApiError."""
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole)
+        value = json.loads(
+            data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_float
+        )
     except RecursionError:
         raise refuse("the body is nested too deeply, expected a JSON object", code="invalid_json") from None
     except ValueError as error:
@@ -90,6 +93,14 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits):,} digits, expected at most {MOST_DIGITS:,}")
     return int(digits)
+
+
+def _float(digits: str) -> float:
+    """Infinity would come back where a request is repeated in its answer, and no JSON has it."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:40]} is larger than all numbers of 64 bits")
+    return number
 
 
 def _no_constant(word: str) -> NoReturn:
