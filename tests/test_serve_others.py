@@ -247,6 +247,21 @@ def test_fields_that_are_refused(serving: Serving, path: str, body: dict[str, An
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": None}}),
+        ("/v1/responses", {"input": "go", "text": {"format": None, "verbosity": None}}),
+        (
+            "/v1/messages",
+            {"messages": MESSAGES, "max_tokens": 5, "tool_choice": {"type": "auto", "disable_parallel_tool_use": None}},
+        ),
+    ],
+)
+def test_null_counts_as_missing_within_fields_too(serving: Serving, path: str, asked: dict[str, Any]) -> None:
+    assert post(serving, path, asked, **{"x-api-key": "key"})[0] == 200
+
+
 def test_agents_may_ask_for_thoughts_that_there_are_not(client: OpenAI) -> None:
     """As Codex does in each request."""
     answer = client.responses.create(model="script", input="go", include=["reasoning.encrypted_content"], store=False)

@@ -36,8 +36,8 @@ def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool =
 
 
 def take(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
-    """A field of one type. Raises ApiError."""
-    value = body.get(name, default)
+    """A field of one type; one that is null counts as missing. Raises ApiError."""
+    value = default if body.get(name) is None else body[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise refuse(f"{name} is {shown(value)}, expected {_WORDS[kind]}", name, "invalid_type")
     return value
@@ -51,7 +51,7 @@ def whole(body: Mapping[str, Any], name: str, default: int, low: int, high: int)
 
 
 def text(body: Mapping[str, Any], name: str) -> str:
-    if name not in body:
+    if body.get(name) is None:
         raise refuse(f"{name} is missing, expected a text", name, "missing_required_parameter")
     return take(body, name, str, "")
 
