@@ -192,6 +192,16 @@ def test_what_we_say_where_a_template_says_nothing() -> None:
     assert prompt(TEMPLATE, ASK, None) == "<|user|>weather?<|end|><|assistant|>"
 
 
+def test_what_we_say_beside_the_parts_of_a_message() -> None:
+    """A template that takes parts is given them as they came, and ours behind them."""
+    of_parts = "{{ m.content if m.content is string else m.content | map(attribute='text') | join }}"
+    template = "{% for m in messages %}<|{{ m.role }}|>" + of_parts + "{% endfor %}"
+    messages = [{"role": "system", "content": "be kind"}, *turn("{}")]
+    messages[2]["content"] = "let me see"
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    assert prompt(template, parts) == prompt(template, messages)
+
+
 def test_two_calls_for_a_template_that_knows_of_one() -> None:
     messages = turn({})
     messages[1]["tool_calls"] *= 2

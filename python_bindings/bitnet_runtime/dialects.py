@@ -183,15 +183,22 @@ def _told(messages: Sequence[Message], tools: Tools | None) -> list[Message]:
         elif role == "assistant" and message.get("tool_calls"):
             written = [f"{OPEN}\n{_written(_as_object(call)['function'])}\n{CLOSE}" for call in _calls(message)]
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
-            out.append(rest | {"content": "\n".join(filter(None, [content, *written]))})
+            out.append(rest | {"content": _with(content, "\n".join(written), "\n")})
         else:
             out.append(message)
         results = role == "tool"
     if tools is None:
         return out
-    said = out[0].get("content") if out[0].get("role") == "system" else None
-    told = {"role": "system", "content": f"{said}\n\n{_explained(tools)}" if said else _explained(tools)}
-    return [told, *out[isinstance(said, str) :]]
+    system = out[:1] if out[0].get("role") == "system" else []
+    said = system[0].get("content") if system else None
+    return [{"role": "system", "content": _with(said, _explained(tools), "\n\n")}, *out[len(system) :]]
+
+
+def _with(content: Any, text: str, gap: str) -> Any:
+    """The content of a message, which may be nothing, a text, or parts, and behind it a text."""
+    if isinstance(content, (list, tuple)):
+        return [*content, {"type": "text", "text": gap + text}]
+    return f"{content}{gap}{text}" if content else text
 
 
 def _written(function: Mapping[str, Any]) -> str:
