@@ -320,6 +320,15 @@ def test_a_schema_for_answers_without_calls(anyhow: tuple[Model, str]) -> None:
             assert result.text in ('"yes"', '"no"')
 
 
+def test_a_stop_text_that_was_held_back_to_the_last_token(tmp_path: Path) -> None:
+    """White space may stand before a call, so it is text only once no more can come."""
+    model = Model.load(calling_model(tmp_path / "m", "So.\n"), threads=1)
+    most = len(model.chat(ASK).tokens)
+    for tools in (None, TOOLS):
+        result = model.chat(ASK, tools=tools, stop="\n", max_tokens=most)
+        assert (result.text, result.finish_reason) == ("So.", "stop")
+
+
 def test_bombs_in_parameters(tmp_path: Path) -> None:
     model = Model.load(calling_model(tmp_path / "m", CALL), threads=1)
     deep: Any = {"type": "object"}

@@ -267,8 +267,8 @@ class Stream(Reading):
             whole = self._guide is not None and self._guide.complete and not self._drawn
             if self._answer.stopped or whole or len(self._tokens) == self._limit:
                 self._done = True
+                text += self._answer.flush(cut=True)  # which may have a stop text
                 self._finish = "stop" if self._answer.stopped or whole else "length"
-                text += self._answer.flush(cut=True)
             piece = Piece(text, token, self._answer.take())
         self._texts.append(piece.text)
         return piece
