@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -187,8 +186,7 @@ async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any
     try:
         _, event = await mailbox.get()
     except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            served.scheduler.cancel([task])
+        served.scheduler.cancel([task])
         raise
     if isinstance(event, Failure):
         raise event.error

@@ -283,7 +283,7 @@ def _listen_unix(path: Path) -> socket.socket:
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.exists() and sock.connect_ex(str(path)):
+        if path.exists() and sock.connect_ex(str(path)) == errno.ECONNREFUSED:
             path.unlink()
             sock.close()
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -295,5 +295,7 @@ def _listen_unix(path: Path) -> socket.socket:
         sock.listen(1024)
     except OSError as error:
         sock.close()
-        raise InvalidParameterError(f"cannot listen on {path}: {error.strerror or error}", "unix") from None
+        taken = error.errno == errno.EADDRINUSE
+        advice = "name another path, or end that server" if taken else "name a short path where you may write"
+        raise InvalidParameterError(f"cannot listen on {path}: {error.strerror or error}; {advice}", "unix") from None
     return sock
