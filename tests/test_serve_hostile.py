@@ -152,6 +152,7 @@ def test_an_address_with_and_without_v1(serving: Serving) -> None:
         _, answer = post(serving, asked, {})
         assert answer["error"]["message"] == f"there is no POST {asked!r}; did you mean {meant}?"
     assert post(serving, "/nothing", {})[1]["error"]["message"] == "there is no POST '/nothing'"
+    assert post(serving, "/v1/chat%3F/x", {})[1]["error"]["message"] == "there is no POST '/v1/chat?/x'"
 
 
 def test_a_slash_at_the_end_is_no_redirect(serving: Serving) -> None:

@@ -268,16 +268,16 @@ def shutting_down() -> ApiError:
 
 async def failed(request: Request, error: Exception) -> Response:
     """Any error, in the form of the API."""
+    path: str = request.scope["path"]
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
-        path = request.url.path
         near = {f"/v1{path}", path.removeprefix("/v1")} & {getattr(route, "path", "") for route in request.app.routes}
         more = f"; there is {headers['Allow']}" if headers else "".join(f"; did you mean {other}?" for other in near)
         what = f"{request.method} {path[:200]!r}"
         error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
         error.headers |= headers
-    told = api_error(error, TEXT_FIELDS.get(request.url.path))
-    return JSONResponse(told.body(request.url.path), told.status, told.headers)
+    told = api_error(error, TEXT_FIELDS.get(path))
+    return JSONResponse(told.body(path), told.status, told.headers)
 
 
 async def nobody(request: Request, error: Exception) -> Response:
