@@ -147,6 +147,23 @@ def test_whoever_needs_no_format_waits_for_none(asked: dict[str, Any], waits: bo
         asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["_pictures", "_long"])
+@pytest.mark.parametrize("asked", [{}, {"regex": "a"}])
+def test_pictures_and_long_texts_wait_for_others_with_a_format_too(kind: str, asked: dict[str, Any]) -> None:
+    api, pictures = Api(Shelf({}, 0), 1 << 20), kind == "_pictures"
+    turns = Turns("others work", 0.01)
+    setattr(api, kind, turns)
+    whole = asked | ({"input": {"image": "data:"}} if pictures else {})
+    request = Request({"type": "http", "headers": [], "state": {"client": "a", "long": not pictures}})
+
+    async def run() -> None:
+        async with turns.turn("another"), api._turn(request, whole):
+            pass
+
+    with pytest.raises(OverloadedError, match="others work"):
+        asyncio.run(run())
+
+
 def test_long_texts_take_turns() -> None:
     """Each may hold Python's lock for a second, and take 300 MB."""
     api = Api(Shelf({}, 0), 1 << 20)

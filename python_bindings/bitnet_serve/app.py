@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -149,14 +149,19 @@ class Api:
 
         return endpoint
 
-    def _turn(self, request: Request, asked: Mapping[str, Any]) -> contextlib.AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: Request, asked: Mapping[str, Any]) -> AsyncIterator[None]:
         """At a time one format is compiled, one request's pictures are decoded, and one long text is tokenized, so that
         other requests do not wait for threads, and memory is bounded."""
-        if offers.may_be_held(asked):
-            return self._formats.turn(client_of(request))
-        if has_pictures(asked):
-            return self._pictures.turn(client_of(request))
-        return self._long.turn(client_of(request)) if request.state.long else contextlib.nullcontext()
+        client = client_of(request)
+        async with contextlib.AsyncExitStack() as stack:
+            if has_pictures(asked):  # whose bytes are long, and no text
+                await stack.enter_async_context(self._pictures.turn(client))
+            elif request.state.long:
+                await stack.enter_async_context(self._long.turn(client))
+            if offers.may_be_held(asked):  # last, as others wait least for it
+                await stack.enter_async_context(self._formats.turn(client))
+            yield
 
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
