@@ -187,6 +187,34 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
         Folder(files(folder)[0], 1, [])
 
 
+def test_what_is_no_text_does_not_keep_the_folder_from_its_bound(tmp_path: Path) -> None:
+    store = Folder(tmp_path / "cache", 0, [])
+    store.of("m")
+    texts = tmp_path / "cache" / "m.texts"
+    for name in ("a.session", ".b"):
+        (texts / name).mkdir()
+    (texts / "c.session").symlink_to("nowhere")
+    for name in ("d.session", ".e"):
+        (texts / name).write_bytes(b"text")
+    store.prune()
+    assert sorted(path.name for path in texts.iterdir()) == [".b", "a.session"]
+    store.close()
+
+
+def test_a_text_that_finds_no_memory_to_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def save(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Session, "save", save)
+    folder = tmp_path / "cache"
+    with served(small_model(tmp_path), cache_dir=folder) as serving:
+        ask(serving, PROMPT)
+    assert [said.partition(": ")[2] for said in caplog.messages] == ["there is no memory for a copy"]
+    assert not files(folder)
+
+
 def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     """A folder is a cache only if it was made as one."""
     home = tmp_path / "home"

@@ -92,14 +92,14 @@ class Folder:
         return Shelved(self, folder, self._tags)
 
     def prune(self) -> None:
-        files = sorted(self._path.glob("*.texts/*.session"), key=lambda file: file.stat().st_mtime_ns)
-        for partial in self._path.glob("*.texts/.*"):  # of a server that was killed as it wrote
+        for partial, _ in _files(self._path, "*.texts/.*"):  # of a server that was killed as it wrote
             partial.unlink(missing_ok=True)
-        total = sum(file.stat().st_size for file in files)
-        for file in files:
+        files = _files(self._path, "*.texts/*.session")
+        total = sum(size for _, size in files)
+        for file, size in files:
             if total <= self._most:
                 return
-            total -= file.stat().st_size
+            total -= size
             file.unlink(missing_ok=True)
 
     def _salt(self) -> bytes:
@@ -124,7 +124,7 @@ class Shelved:
         with model.session(n_ctx=1) as other:
             kv_type = other.kv_type
         whose = {tag: who for who, tag in self._tags.items()}
-        for file in self._files():
+        for file, _ in _files(self._folder, "*.session"):
             try:
                 session = model.load_session(file)
             except ModelTooLargeError:  # it may fit another time
@@ -138,16 +138,6 @@ class Shelved:
                 continue
             self._there.add(file)
             yield session, whose[session.note]
-
-    def _files(self) -> list[Path]:
-        """The least recently used first. A folder of such a name is left alone."""
-        found = []
-        for file in self._folder.glob("*.session"):
-            with contextlib.suppress(OSError):  # another server may remove it meanwhile
-                facts = file.lstat()
-                if not stat.S_ISDIR(facts.st_mode):
-                    found.append((facts.st_mtime_ns, file))
-        return [file for _, file in sorted(found)]
 
     def write(self, kept: Sequence[tuple[Session, object]]) -> None:
         """These sessions, and whose they are, the latest last, in place of those that are there. Each is written once,
@@ -163,8 +153,9 @@ class Shelved:
                     file.unlink(missing_ok=True)
                 self._there = files
                 self._all.prune()
-            except OSError as error:
-                log.warning("texts could not be kept in %r: %s", str(self._folder), error.strerror or error)
+            except (OSError, MemoryError) as error:  # a text is copied to be written
+                why = getattr(error, "strerror", None) or str(error) or "there is no memory for a copy"
+                log.warning("texts could not be kept in %r: %s", str(self._folder), why)
 
     def _write(self, session: Session, tag: bytes, time_ns: int) -> Path:
         digest = hashlib.blake2b(tag + repr((session.adapter, session.tokens)).encode(), digest_size=16).hexdigest()
@@ -176,6 +167,17 @@ class Shelved:
         with contextlib.suppress(FileNotFoundError):  # there was no room
             os.utime(file, ns=(time_ns, time_ns))  # the clock of a file system may stand still between two of them
         return file
+
+
+def _files(folder: Path, pattern: str) -> list[tuple[Path, int]]:
+    """With their bytes, the least recently used first. A folder of such a name is left alone."""
+    found = []
+    for file in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
+            facts = file.lstat()
+            if not stat.S_ISDIR(facts.st_mode):
+                found.append((facts.st_mtime_ns, file, facts.st_size))
+    return [(file, size) for _, file, size in sorted(found)]
 
 
 def _hashed(key: bytes, salt: bytes) -> bytes:
