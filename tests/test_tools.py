@@ -234,7 +234,7 @@ def test_special_tokens_in_tools_are_text() -> None:
         ({"tools": [{"function": {"name": "f", "strict": 1}}]}, "strict of the tool f is 1, expected true or false"),
         ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools has 129 entries, expected at most 128"),
         ({"tools": [{"function": {"name": "f", "description": "x" * 2**20}}]}, "tools are larger than 1,048,576 bytes"),
-        ({"tools": TOOLS, "tool_choice": "rm"}, "tool_choice is 'rm', expected .*or a name of weather, clock"),
+        ({"tools": TOOLS, "tool_choice": "rm"}, "tool_choice is 'rm', expected .*or one of the tools weather, clock"),
         ({"tool_choice": "required"}, "^tool_choice is 'required', and no tools are given; give"),
         ({"tools": TOOLS, "tool_choice": {"a": 1}}, "tool_choice is {'a': 1}"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1, expected true or false"),

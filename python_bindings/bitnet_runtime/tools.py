@@ -63,7 +63,7 @@ class Tools:
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise InvalidParameterError(f"tools has {twice!r} twice, expected different names", "tools")
         if (choice not in CHOICES and choice not in names) or (choice == "required" and not names):
-            known = f"{', '.join(CHOICES)}, or a name of {', '.join(names):.200}"
+            known = f"{', '.join(CHOICES)}, or one of the tools {', '.join(names):.200}"
             expected = f"expected {known}" if names else "and no tools are given; give some, or auto or none"
             raise InvalidParameterError(f"tool_choice is {shown(choice)}, {expected}", "tool_choice")
         if len(_json([function.entry() for function in functions])) > MOST_BYTES:

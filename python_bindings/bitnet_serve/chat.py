@@ -49,10 +49,10 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     top = fields.top(body, "top_logprobs")
     if top and not wanted:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
-    stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
+    with_usage = fields.with_usage(body)
     ask = asked(model, *framed(body, messages(body)), tools, options)
     ask = replace(ask, top=top if wanted else None, receipt=fields.take(body, "receipt", bool, False))
-    return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None, is_older), stream)
+    return Work(served, several(model, [ask], n), Chat(served, with_usage, is_older), with_usage is not None)
 
 
 def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
 
 @dataclass
 class Chat(Shape):
-    """The words of it. usage: at the end of a stream; None: not a stream. older: a call is a `function_call`."""
+    """The form of its answers. usage: see `fields.with_usage`. older: a call is a `function_call`."""
 
     served: Served
     usage: bool | None

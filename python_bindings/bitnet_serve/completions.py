@@ -43,7 +43,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     if echo and top is not None and model.mask == "prefix":
         raise refuse("the tokens of a prompt see all of it in this model, so they have no log-probabilities", "echo")
     options = fields.sampling(body, model, MAX_TOKENS)
-    stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
+    with_usage = fields.with_usage(body)
     receipt = fields.take(body, "receipt", bool, False)
     asks, echoes, scores = [], list[str](), echo and top is not None
     for place, prompt in enumerate(given):
@@ -57,11 +57,11 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
             "ask for fewer choices, prompts or logprobs",
             "logprobs",
         )
-    shape = Completion(served, with_usage if stream else None, echoes)
+    shape = Completion(served, with_usage, echoes)
     asks = several(model, asks, n)
-    if scores and not stream:  # one of n scores the common prompt; in a stream none waits for another
+    if scores and with_usage is None:  # one of n scores the common prompt; in a stream none waits for another
         asks = [replace(ask, score_prompt=place % n == 0) for place, ask in enumerate(asks)]
-    return Work(served, asks, shape, stream)
+    return Work(served, asks, shape, with_usage is not None)
 
 
 def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
@@ -110,7 +110,7 @@ class _Place:
 
 @dataclass
 class Completion(Shape):
-    """The words of it. usage: at the end of a stream; None: not a stream. echoes: what comes before each answer."""
+    """The form of its answers. usage: see `fields.with_usage`. echoes: what comes before each answer."""
 
     served: Served
     usage: bool | None

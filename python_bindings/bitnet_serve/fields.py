@@ -100,16 +100,18 @@ def top(body: Mapping[str, Any], name: str) -> int:
     return whole(body, name, 0, 0, MOST)
 
 
-def with_usage(body: Mapping[str, Any]) -> bool:
-    """stream_options.include_usage"""
+def with_usage(body: Mapping[str, Any]) -> bool | None:
+    """Whether a stream ends with its usage, as stream_options.include_usage says; None: no stream is asked for."""
+    stream = take(body, "stream", bool, False)
     options: dict[str, Any] = take(body, "stream_options", dict, {})
-    if "stream_options" in body and not body.get("stream"):
+    if "stream_options" in body and not stream:
         raise refuse("stream_options needs stream: true", "stream_options")
     unknown = set(options) - {"include_usage", "include_obfuscation"}
     if unknown:
         name = f"stream_options.{min(unknown)[:80]}"
         raise refuse(f"unknown parameter {name!r}", name, "unknown_parameter")
-    return take(options, "include_usage", bool, False)
+    included = take(options, "include_usage", bool, False)
+    return included if stream else None
 
 
 def _token(key: str, vocab_size: int) -> int:

@@ -56,7 +56,7 @@ def extra(body: Mapping[str, Any]) -> str:
 
 @dataclass
 class Infill(Shape):
-    """The words of it. wanted: fields, by their paths; none: all. cut: of the texts not all fitted."""
+    """The form of its answers. wanted: fields, by their paths; none: all. cut: of the texts not all fitted."""
 
     served: Served
     wanted: Sequence[str] = ()
@@ -105,8 +105,8 @@ def understand_fim(served: Served, body: Mapping[str, Any]) -> Work:
     fields.check_known(body, KNOWN_FIM)
     options, n = fields.sampling(body, served.model, None), fields.choices(body)
     asks = [between(served, fields.text(body, "prompt"), body, options)]
-    stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
-    return Work(served, several(served.model, asks, n), Chat(served, with_usage if stream else None), stream)
+    with_usage = fields.with_usage(body)
+    return Work(served, several(served.model, asks, n), Chat(served, with_usage), with_usage is not None)
 
 
 def between(served: Served, prompt: str, body: Mapping[str, Any], options: Sampling) -> Ask:

@@ -142,7 +142,7 @@ def _content_block(block: Block) -> dict[str, Any]:
 
 @dataclass
 class Messages(Shape):
-    """The words of it."""
+    """The form of its answers."""
 
     served: Served
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")

@@ -37,7 +37,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         raise refuse("top_logprobs is not supported here; see /v1/chat/completions", "top_logprobs")
     if unknown := set(text) - {"format", "verbosity"}:
         raise refuse(f"text has {shown(min(unknown), 80)}, expected format and verbosity", "text")
-    fields.with_usage(body)  # which every answer has here
+    stream = fields.with_usage(body) is not None  # every answer has the usage here
     said: dict[str, Any] = fields.take(text, "format", dict, {"type": "text"})
     kind = said.get("type")
     if kind not in ("text", "json_object", "json_schema") or (kind == "json_schema" and said.get("schema") is None):
@@ -46,9 +46,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     said = {**said, "json_schema": said}  # whose fields are not in an object of their own here
     options = fields.sampling({**body, "response_format": said}, served.model, None)
     ask = chat.asked(served.model, conversation(body), chat.Frame(), offers.of_responses(body), options)
-    return Work(
-        served, chat.several(served.model, [ask]), Responses(served, body), fields.take(body, "stream", bool, False)
-    )
+    return Work(served, chat.several(served.model, [ask]), Responses(served, body), stream)
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -86,7 +84,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Responses(Shape):
-    """The words of it."""
+    """The form of its answers."""
 
     served: Served
     body: Mapping[str, Any]

@@ -70,7 +70,7 @@ class Folder:
 
     def _hold(self) -> int:
         """No other server has it until this one ends: it would delete files that are being written."""
-        import fcntl  # which Windows has not
+        import fcntl  # Windows lacks it
 
         held = os.open(self._path / "salt", os.O_RDWR | os.O_CREAT, 0o600)
         try:
