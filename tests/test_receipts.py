@@ -127,8 +127,9 @@ def test_an_end_token_is_part_of_it(tmp_path: Path) -> None:
         assert not model.verify_receipt(short).valid
 
 
-def test_an_answer_that_was_cancelled(model: Model) -> None:
-    stream = model.stream("Once", receipt=True, seed=2)
+@pytest.mark.parametrize("least", [0, 20])
+def test_an_answer_that_was_cancelled(model: Model, least: int) -> None:
+    stream = model.stream("Once", receipt=True, seed=2, min_tokens=least)
     for _ in range(5):
         next(stream)
     stream.close()

@@ -64,7 +64,8 @@ def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
     options = receipt.options()
     if receipt.finish_reason == "cancelled":  # there may be more of it
         most, n = options.max_tokens, len(receipt.tokens)
-        vars(options)["max_tokens"] = n if most is None else min(n, most)
+        most = n if most is None else min(n, most)
+        vars(options).update(max_tokens=most, min_tokens=min(options.min_tokens, most))
     session = Session._new(model, receipt.n_ctx, receipt.kv_type, adapter)
     try:
         if len(prompt) > session.n_ctx:
