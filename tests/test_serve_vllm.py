@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,9 +118,10 @@ def test_ends_that_cannot_be(serving: Serving) -> None:
 
 def test_an_answer_is_not_longer_than_the_context(serving: Serving, model: Model) -> None:
     """usage counts no more than max_model_len, unless the prompt has all of it: then a score of one token is wanted."""
+    endless: list[dict[str, Any]] = [{"ignore_eos": True}, {"min_tokens": 300}]
     for n, total in ((200, 256), (255, 256), (256, 257)):
-        for most in (-1, 400):
-            asked = {"prompt": [1] * n, "max_tokens": most, "ignore_eos": True}
+        for most, more in itertools.product((-1, 400), endless):
+            asked = {"prompt": [1] * n, "max_tokens": most, **more}
             status, answer = post(serving, "/v1/completions", asked)
             assert status == 200 and answer["usage"]["total_tokens"] == total
             assert answer["choices"][0]["finish_reason"] == "length"

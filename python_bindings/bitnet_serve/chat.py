@@ -143,8 +143,10 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
 
     def limited(ask: Ask, index: int) -> Sampling:
         """Limit the tokens to those that fit the context. One more could be sampled, and is if the prompt fills it."""
-        room, most = max(1, model.n_ctx - len(ask.prompt)), ask.options.max_tokens
-        return replace(ask.options, seed=(first + index) % 2**64, max_tokens=room if most is None else min(most, room))
+        room, options = max(1, model.n_ctx - len(ask.prompt)), ask.options
+        most = room if options.max_tokens is None else min(options.max_tokens, room)
+        least = min(options.min_tokens, room)
+        return replace(options, seed=(first + index) % 2**64, max_tokens=most, min_tokens=least)
 
     each = [ask for ask in asks for _ in range(n)]
     for ask in each:
