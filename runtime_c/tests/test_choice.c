@@ -288,6 +288,30 @@ static void test_wrong_guesses(void) {
     bn_session_free(s);
 }
 
+/* If no token may follow a right guess, the token before is given, as without the guess, and the
+ * next call fails. */
+static void test_nothing_after_a_guess(void) {
+    static uint32_t rows[2][WORDS];
+    bn_session *s = prompted(model, NULL, prompt);
+    int32_t chosen[2] = {-7, -7}, guess;
+    memset(rows[0], 0xff, sizeof rows[0]);
+    bn_entry alone = {.session = prompted(model, NULL, prompt), .tokens = prompt, .n_tokens = 1};
+    alone.most = 1, alone.chosen = &guess;
+    ok(bn_step_batch(&alone, 1));
+    const bn_sampler sampler = {.allowed = rows[0]}, none = {.allowed = rows[1]};
+    bn_entry e = alone;
+    e.session = s, e.sampler = &sampler, e.draft = &guess, e.n_draft = 1;
+    e.most = 2, e.chosen = chosen;
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 1 && chosen[0] == guess && chosen[1] == -7);
+    CHECK_EQ(bn_session_position(s), PROMPT + 1);
+    e.tokens = &guess, e.n_draft = 0, e.sampler = &none;
+    CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_NUMERIC);
+    CHECK(e.n_chosen == 0 && bn_session_position(s) == PROMPT + 2);
+    bn_session_free(alone.session);
+    bn_session_free(s);
+}
+
 /* A text with an invalid sampler is not changed, and the others continue. */
 static void test_wrong_sampler(void) {
     const bn_sampler wrong = {.temperature = (float)NAN};
@@ -322,6 +346,7 @@ int main(void) {
     test_head_wanted();
     test_drawn_of_all();
     test_wrong_guesses();
+    test_nothing_after_a_guess();
     test_wrong_sampler();
     bn_model_close(model);
     free(file);

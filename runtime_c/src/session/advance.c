@@ -184,8 +184,9 @@ static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *toke
     return bn_choose(s, w, &sampler, token, NULL);
 }
 
-/* Keep the rows of a text up to the first guess that differs from the chosen token. w: scratch,
- * which may overlap the first of its rows. */
+/* Keep the rows of a text up to the first guess that differs from the chosen token, or after which
+ * none can be chosen: the next call reports that, as it would without the guess. w: scratch, which
+ * may overlap the first of its rows. */
 static void verify(const pass *p, const item *i, bn_workspace *w) {
     bn_entry *entry = i->entry;
     bn_session *s = entry->session;
@@ -201,6 +202,10 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
         if (p->step && !right) { /* the next step continues from here */
             entry->status = BN_OK;
             bn_batch_take(p->b, i->row + (size_t)at);
+            return;
+        }
+        if (entry->status && at > 0) {
+            entry->status = bn_session_cut(s, start + at);
             return;
         }
         if (!entry->status)
