@@ -122,7 +122,6 @@ static bn_status read_model(bn_model *m, const bn_load_options *o, char *detail)
 /* Open a model from its bytes. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
-    BN_STANDARD_FLOATS;
     const bn_load_options defaults = {0};
     const bn_load_options *o = options ? options : &defaults;
     bn_model *m = calloc(1, sizeof *m);
@@ -173,6 +172,7 @@ static bn_status check_options(const bn_load_options *o, char *detail) {
 
 bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                         char *detail) {
+    BN_STANDARD_FLOATS;
     bn_mapping mapping;
     bn_status status;
     begin(detail);
@@ -188,6 +188,7 @@ bn_status bn_model_open(const char *path, const bn_load_options *options, bn_mod
 
 bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_options *options,
                               bn_model **model, char *detail) {
+    BN_STANDARD_FLOATS;
     bn_status status;
     begin(detail);
     if (!bytes || !model || (uintptr_t)bytes % 64 != 0)

@@ -3,11 +3,12 @@
  * test_floats.c: results do not depend on the floating-point environment of the caller's thread,
  * which is unchanged afterwards.
  */
-#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
 
 #include "session/session.h"
 
 #include <fenv.h>
+#include <unistd.h>
 
 #include "session_model.h"
 #include "together.h"
@@ -101,8 +102,25 @@ static void make_subnormal(uint8_t *file, size_t size) {
     tiny_fix_checksums(file, size);
 }
 
+/* Calls that compute no text: measurements, and the opening of a file that is too large. */
+static void test_other_calls(void) {
+    char path[] = "/tmp/bitnet_floats_XXXXXX", why[BN_DETAIL_SIZE];
+    const int fd = mkstemp(path);
+    bn_model *model;
+    double rate;
+    CHECK(fd >= 0);
+    CHECK_EQ(feclearexcept(FE_ALL_EXCEPT), 0);
+    UNCHANGED(ok(bn_measure_read_bandwidth(1, 2 << 20, &rate)));
+    UNCHANGED(ok(bn_measure_int8_peak(NULL, 1, &rate)));
+    if (ftruncate(fd, (off_t)8 << 40) == 0) /* if the file system allows it */
+        UNCHANGED(CHECK_EQ(bn_model_open(path, NULL, &model, why), BN_ERR_MEMORY));
+    close(fd);
+    unlink(path);
+}
+
 int main(void) {
     static results expected, found;
+    test_other_calls();
     for (int subnormal = 0; subnormal < 2; subnormal++) {
         size_t size;
         uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);

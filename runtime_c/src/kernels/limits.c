@@ -9,6 +9,7 @@
 #include "limits.h"
 
 #include "bitnet_runtime.h"
+#include "system/floats.h"
 #include "system/memory.h"
 #include "system/pages.h"
 
@@ -69,6 +70,7 @@ double bn_read_rate(bn_pool *pool, const uint8_t *bytes, size_t size) {
 }
 
 bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s) {
+    BN_STANDARD_FLOATS;
     if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)BN_HUGE_PAGE)
         return BN_ERR_ARGUMENT;
     if (bytes > SIZE_MAX - BN_HUGE_PAGE)
@@ -121,6 +123,7 @@ double bn_int8_rate(const bn_kernels *kernels, bn_pool *pool, size_t items) {
 }
 
 bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s) {
+    BN_STANDARD_FLOATS;
     bn_kernels kernels;
     if (gmac_per_s == NULL || threads < 1 || !bn_kernels_select(&kernels, isa))
         return BN_ERR_ARGUMENT;

@@ -8,6 +8,7 @@
 #include "cores.h"
 #include "bitnet_runtime.h"
 #include "cgroup.h"
+#include "floats.h"
 #include "threads.h"
 
 #include <stdio.h>
@@ -127,6 +128,7 @@ static int32_t physical_cores(void) {
 #endif
 
 int32_t bn_default_threads(void) {
+    BN_STANDARD_FLOATS; /* for the quota */
     const int32_t cores = physical_cores(), usable = bn_usable_cpus();
     return cores < usable ? cores : usable;
 }
