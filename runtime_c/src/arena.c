@@ -49,7 +49,7 @@ bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t block) {
 void bn_arena_leave(bn_arena *a) {
     if (atomic_fetch_sub(&a->users, 1) > 1)
         return;
-    bn_pages_free(a, bn_arena_size(a->blocks, a->block), is_huge(a->block));
+    bn_pages_free(a, bn_arena_size(a->blocks, a->block));
 }
 
 void bn_arena_share(bn_arena *a, size_t block) {

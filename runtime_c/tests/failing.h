@@ -86,7 +86,7 @@ void __wrap_free(void *p) {
 void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     void *p = MAP_FAILED;
     errno = ENODEV;
-    if (!fails(BN_ERR_IO))
+    if (!fails(fd < 0 ? BN_ERR_MEMORY : BN_ERR_IO))
         p = __real_mmap(at, size, protection, flags, fd, offset);
     held += p != MAP_FAILED;
     return p;

@@ -3,10 +3,12 @@
  * test_budget.c: how much cache memory texts with shared blocks take, what happens when the budget
  * is exhausted, and sharing between threads.
  */
-#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+#define _GNU_SOURCE /* posix_memalign, mincore */
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "cache.h"
 #include "system/pages.h"
@@ -122,9 +124,30 @@ static void test_dropped(void) {
                 CHECK(bytes[i] == 0);
         bn_pages_drop(bytes + 100, 200); /* contains no whole page */
         CHECK(bytes[100] == 7);
-        bn_pages_free(bytes, SIZE, huge);
+        bn_pages_free(bytes, SIZE);
     }
 }
+
+#if defined(__linux__)
+/* Memory is committed when it is written, also where a text was freed before: a page that is not
+ * there is not in memory. */
+static void test_committed_when_written(void) {
+    enum { SIZE = 6 << 20, PAGES = SIZE >> 12 };
+    static unsigned char there[PAGES + 1];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int round = 0; round < 4; round++) {
+        uint8_t *bytes = bn_pages_grow(SIZE, 0);
+        CHECK(bytes != NULL);
+        uint8_t *first = bytes + (page - (uintptr_t)bytes % page) % page;
+        const size_t n = ((size_t)(bytes + SIZE - first)) / page;
+        CHECK_EQ(mincore(first, n * page, there), 0);
+        for (size_t i = 1; i < n; i++)
+            CHECK_MSG(!(there[i] & 1), "round %d: page %zu of %zu", round, i, n);
+        memset(bytes, 7, SIZE);
+        bn_pages_free(bytes, SIZE);
+    }
+}
+#endif
 
 /* Reserved memory is available when needed, and is released when not. */
 static void test_reserved(void) {
@@ -305,6 +328,9 @@ int main(void) {
     test_budget();
     test_given_back();
     test_dropped();
+#if defined(__linux__)
+    test_committed_when_written();
+#endif
     test_reserved();
     test_embedded_together();
     test_draft_without_room();

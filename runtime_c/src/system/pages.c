@@ -38,13 +38,18 @@ void *bn_pages_new(size_t *size) {
     return bytes;
 }
 
+/* calloc clears memory that was used and freed before, and so commits all of it at once. Below this
+ * size that is less than what a mapping wastes. */
+enum { LEAST_MAPPED = 128 << 10 };
+
 void *bn_pages_grow(size_t size, int huge) {
-    if (!huge)
+    if (size < LEAST_MAPPED)
         return calloc(1, size);
     void *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bytes == MAP_FAILED)
         return NULL;
-    in_huge_pages(bytes, size);
+    if (huge)
+        in_huge_pages(bytes, size);
     return bytes;
 }
 
@@ -55,8 +60,8 @@ void bn_pages_drop(void *bytes, size_t size) {
         (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
-void bn_pages_free(void *bytes, size_t size, int huge) {
-    if (!huge)
+void bn_pages_free(void *bytes, size_t size) {
+    if (size < LEAST_MAPPED)
         free(bytes);
     else if (bytes != NULL)
         (void)munmap(bytes, size);

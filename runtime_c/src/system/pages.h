@@ -18,10 +18,10 @@ size_t bn_pages_size(size_t size);
 void *bn_pages_new(size_t *size);
 
 /* Allocates zeroed bytes, aligned as by malloc, which the system commits when they are first
- * written: if `huge`, a huge page at a time. NULL: out of memory. Release with bn_pages_free and
- * the same size and `huge`. */
+ * written, all at once if they are few: if `huge`, a huge page at a time. NULL: out of memory.
+ * Release with bn_pages_free and the same size. */
 void *bn_pages_grow(size_t size, int huge);
-void bn_pages_free(void *bytes, size_t size, int huge);
+void bn_pages_free(void *bytes, size_t size);
 
 /* Returns the whole pages within these bytes to the system until they are written again; their
  * contents are lost. */
