@@ -28,8 +28,8 @@ enum {
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 
 /* Form of a tensor: BN_VECTOR: norms, biases, frequency tables; BN_LINEAR: projections of a
- * layer; BN_TABLE: embedding and head; BN_DENSE: router and positions; BN_LOW_RANK: parts of an
- * adapter. */
+ * layer; BN_TABLE: embedding and head; BN_DENSE: router, positions, patches and projector;
+ * BN_LOW_RANK: parts of an adapter. */
 typedef enum bn_form { BN_VECTOR, BN_LINEAR, BN_TABLE, BN_DENSE, BN_LOW_RANK } bn_form;
 
 struct bn_input; /* operands.h */
