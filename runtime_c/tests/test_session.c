@@ -4,11 +4,13 @@
  * appends; batches, forks and rewinds must give it bit for bit. Choices are tested in
  * test_choice.c.
  */
-#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+#define _GNU_SOURCE /* posix_memalign, mincore */
 
+#include "session/sampler.h"
 #include "session/session.h"
 
 #include <math.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -290,6 +292,27 @@ static void test_closed_before_its_sessions(void) {
     free(file);
 }
 
+#if defined(__linux__)
+/* What a session has not used is not in memory, also where another was freed before. */
+static void test_committed_when_used(void) {
+    enum { PAGES = 24 * VOCAB / 4096 + 1 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = bn_sample_scratch_size(VOCAB);
+    for (int round = 0; round < 4; round++) {
+        unsigned char there[PAGES];
+        bn_session *s;
+        ok(bn_session_new(model, NULL, &s));
+        uint8_t *scratch = s->sampler_scratch;
+        uint8_t *first = scratch + (page - (uintptr_t)scratch % page) % page;
+        const size_t n = (size_t)(scratch + size - first) / page;
+        CHECK(n <= PAGES && mincore(first, n * page, there) == 0);
+        for (size_t i = 0; i < n; i++)
+            CHECK_MSG(!(there[i] & 1), "round %d: page %zu of %zu", round, i, n);
+        memset(scratch, 7, size);
+        bn_session_free(s);
+    }
+}
+#endif
+
 int main(void) {
     size_t size;
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
@@ -302,6 +325,9 @@ int main(void) {
     plain.kv_type = BN_KV_F16;
     test_closed_before_its_sessions();
     test_memory();
+#if defined(__linux__)
+    test_committed_when_used();
+#endif
     test_batch_of_different_contexts();
     test_refusals();
     test_forked_process();

@@ -11,6 +11,7 @@
 #include "layout.h"
 #include "sampler.h"
 #include "system/memory.h"
+#include "system/pages.h"
 #include "turn.h"
 
 enum { DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
@@ -98,14 +99,14 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
     if (!s)
         return BN_ERR_MEMORY;
     *s = planned;
-    s->memory = calloc(1, s->memory_size + BN_PIECE_ALIGN);
+    s->memory = bn_pages_grow(s->memory_size + BN_PIECE_ALIGN, 0);
     if (s->memory)
         lay_out(s, (uint8_t *)s->memory + BN_PIECE_ALIGN - (uintptr_t)s->memory % BN_PIECE_ALIGN);
     if (!s->memory || !bn_cache_begin(&s->cache, s->blocks, &model->budget) ||
         bn_turn_join(model, room_for(s)) != BN_OK) {
         if (s->memory)
             bn_cache_end(&s->cache);
-        free(s->memory);
+        bn_pages_free(s->memory, s->memory_size + BN_PIECE_ALIGN);
         free(s);
         return BN_ERR_MEMORY;
     }
@@ -120,7 +121,7 @@ void bn_session_free(bn_session *s) {
     bn_turn_leave(s->model);
     bn_cache_end(&s->cache);
     bn_model_leave(s->model);
-    free(s->memory);
+    bn_pages_free(s->memory, s->memory_size + BN_PIECE_ALIGN);
     free(s);
 }
 
