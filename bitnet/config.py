@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from bitnet.config_rules import CHOICES as CHOICES
 from bitnet.config_rules import TERNARY_LINEARS as TERNARY_LINEARS
-from bitnet.config_rules import check
+from bitnet.config_rules import check, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,7 @@ class ModelConfig:
     dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and the input
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in TUPLES:
             if isinstance(getattr(self, field), list):
                 object.__setattr__(self, field, tuple(getattr(self, field)))
@@ -130,8 +131,7 @@ class ModelConfig:
     @property
     def patches(self) -> int:
         """Patches of an image."""
-        known = type(self.image_size) is type(self.patch_size) is int and self.patch_size > 0
-        return (self.image_size // self.patch_size) ** 2 if known else 0
+        return (self.image_size // self.patch_size) ** 2 if self.patch_size > 0 else 0
 
     def of_layer(self, layer: int) -> Self:
         """The configuration of one layer, with its own window and RoPE."""

@@ -54,13 +54,20 @@ def check(config: Any) -> None:
         _check_draft(config, config.draft)
 
 
+def check_types(config: Any) -> None:
+    """Check that numbers and yes-or-no options are such, before anything is computed from them."""
+    expected = {"int": (int, "an integer"), "bool": (bool, "true or false")}
+    for field in dataclasses.fields(config):
+        wanted, words = expected.get(str(field.type), (None, ""))
+        value = getattr(config, field.name)
+        if wanted and type(value) is not wanted:
+            raise ValueError(f"{field.name} is {value!r:.80}, expected {words}")
+
+
 def _check_words(config: Any) -> None:
     for field, words in CHOICES.items():
         if getattr(config, field) not in words:
             raise ValueError(f"{field} is {getattr(config, field)!r}, expected one of {', '.join(words)}")
-    for field in (f.name for f in dataclasses.fields(config) if f.type == "bool"):
-        if type(getattr(config, field)) is not bool:
-            raise ValueError(f"{field} is {getattr(config, field)!r}, expected true or false")
 
 
 def _check_ranges(config: Any) -> None:
@@ -83,9 +90,8 @@ def _check_ranges(config: Any) -> None:
         "image_token": (0, max(config.vocab_size - 1, 0)),
     }
     for field, (low, high) in ranges.items():
-        value = getattr(config, field)
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{field} is {value!r}, expected an integer from {low} to {high}")
+        if not low <= getattr(config, field) <= high:
+            raise ValueError(f"{field} is {getattr(config, field)}, expected an integer from {low} to {high}")
 
 
 def _check_numbers(config: Any) -> None:
@@ -136,8 +142,8 @@ def _check_lists(config: Any) -> None:
         unknown = [role for role in roles if role not in TERNARY_LINEARS]
         if unknown:
             raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")
-    if type(config.adapter_rank) is not int or not 0 <= config.adapter_rank < 1 << 16:
-        raise ValueError(f"adapter_rank is {config.adapter_rank!r}, expected an integer from 0 to 65535")
+    if not 0 <= config.adapter_rank < 1 << 16:
+        raise ValueError(f"adapter_rank is {config.adapter_rank}, expected an integer from 0 to 65535")
     if (config.adapter_rank > 0) != (len(config.adapters) > 0):
         raise ValueError(f"adapter_rank is {config.adapter_rank} and adapters {config.adapters}, expected both or none")
 
@@ -152,9 +158,9 @@ def _check_rope(config: Any) -> None:
     }
     if config.rope_scaling not in needs:
         return
-    if type(config.rope_original_context) is not int or config.rope_original_context < 1:
+    if config.rope_original_context < 1:
         raise ValueError(
-            f"rope_original_context is {config.rope_original_context!r}, expected at least 1 with {config.rope_scaling}"
+            f"rope_original_context is {config.rope_original_context}, expected at least 1 with {config.rope_scaling}"
         )
     low, high = needs[config.rope_scaling]
     if not getattr(config, low) < getattr(config, high):
@@ -172,9 +178,9 @@ def _check_sizes_of_images(config: Any) -> None:
     }
     for field, (low, high) in ranges.items():
         value = getattr(config, field)
-        if type(value) is not int or not low <= value <= high:
+        if not low <= value <= high:
             raise ValueError(
-                f"{field} is {value!r} with input = {config.input!r}, expected an integer from {low} to {high}"
+                f"{field} is {value} with input = {config.input!r}, expected an integer from {low} to {high}"
             )
 
 
