@@ -90,6 +90,14 @@ def test_each_sequence_is_a_function_of_its_number() -> None:
     assert sum(view.marks[0] in row for row in moved.tolist()) > 0.9 * len(rows)  # a long middle may leave no room
 
 
+def test_documents_without_tokens_keep_their_places() -> None:
+    words = tokenizer.build("byte", [], 260, *tokenizer.FIM)
+    end, empty = tokenizer.END_ID, [tokenizer.END_ID] * 3  # texts of spaces, to a tokenizer that strips them
+    rows = torch.tensor([[*empty, *words.encode("some words and more").ids, *empty, *words.encode("others").ids]] * 9)
+    made = seen(Infilling(0.5, words, end, end, seed=7), rows).tolist()
+    assert {row[:3] == empty for row in made} == {True} and rows[0].tolist() in made and len(set(map(str, made))) > 1
+
+
 def test_a_run_resumes_exactly_and_its_model_is_asked_as_it_learned(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

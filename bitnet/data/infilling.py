@@ -48,15 +48,16 @@ class Infilling:
 
     def _row(self, row: list[int], number: int) -> list[int]:
         """A row of the same length; if a document becomes longer, the end of the row is lost."""
-        rng, out = random.Random(seed_of(self.seed, number)), list[int]()
+        rng, out, moved = random.Random(seed_of(self.seed, number)), list[int](), list[int]()
         for document in self._documents(row):
             head = document[:1] if document[0] == self.first else []
             body = document[len(head) :]
-            if out[-1:] == head:  # the preceding middle already ended with this token
+            if moved[-1:] == head:  # the preceding middle already ended with this token
                 head = []
             room = len(row) - len(out) - len(head)
             chosen = len(body) >= LEAST and rng.random() < self.share
-            out += head + ((chosen and self._moved(body, room, rng)) or body)
+            moved = self._moved(body, room, rng) if chosen else []
+            out += head + (moved or body)
         return out[: len(row)]
 
     def _documents(self, row: list[int]) -> Iterator[list[int]]:
