@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
 from bitnet.model.layers import rotate
@@ -389,6 +390,15 @@ def test_every_option_is_used() -> None:
 def test_context_overflow() -> None:
     with pytest.raises(ValueError, match="65 tokens do not fit the context of 64"):
         seeded(SMALL)(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_the_mean_loss_is_of_the_targets_that_count() -> None:
+    torch.manual_seed(0)
+    model, block = Transformer(SMALL), torch.randint(0, 61, (2, 17))
+    inputs, targets = block[:, :-1], block[:, 1:].clone()
+    targets[:, :10] = -100
+    logits = model(inputs).flatten(0, 1)
+    torch.testing.assert_close(model.loss(inputs, targets), F.cross_entropy(logits, targets.flatten()))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -297,5 +297,5 @@ class Transformer(nn.Module):
         return unrolled(self.draft, head, hidden_BTD, rows_BTD, targets_BT, documents_BT)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token."""
-        return cast(Tensor, self(tokens_BT, targets_BT=targets_BT)) / targets_BT.numel()
+        """Mean cross-entropy in nats per target that counts."""
+        return cast(Tensor, self(tokens_BT, targets_BT=targets_BT)) / (targets_BT >= 0).sum()
