@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from bitnet.config import ModelConfig
-from bitnet.data import dataset
+from bitnet.data import dataset, tokenizer
+from bitnet.data.infilling import Infilling
+from bitnet.data.masked import ViewedBatches
 from bitnet.model.draft import Draft
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import own_text
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.source_model import Start
 from bitnet_export.checkpoint.drafts import compare_guesses
 from bitnet_export.checkpoint.pack import export_checkpoint, pack_checkpoint
 from bitnet_export.checkpoint.repack import repack
@@ -164,3 +167,26 @@ def test_behind_a_text_that_ends_early_stands_another(tmp_path: Path) -> None:
         assert row[0] < 256  # the first of a piece of the data
         assert all(token == end for token, next_ in itertools.pairwise(row) if token >= 256 > next_)
     assert not list(own_text._rows(tokens, lambda *_: iter(()), 24, 16, settings))  # a model that writes nothing stops
+
+
+def test_the_whole_data_counts_and_a_gap_ends_as_in_a_resumed_run(tmp_path: Path) -> None:
+    """Also where the model writes more than the data has; the end token is the one that the source names."""
+    words, context = tokenizer.build("byte", [], 260, *tokenizer.FIM), 16
+    (np.arange(10 * context + 1) % 200).astype(np.uint16).tofile(tmp_path / "a.bin")
+    tokens = dataset.Tokens.map(tmp_path / "a.bin", "uint16", 161, "x")
+    settings = Settings(
+        self_written=600,
+        quantize_warmup=0.5,
+        draft=True,
+        draft_only=True,
+        source="x",
+        fim=0.5,
+        batch=2,
+        out=str(tmp_path),
+    )
+    generation = {"bos_token_id": 0, "eos_token_ids": [65]}
+    start = Start("a model", SMALL, {}, words, generation=generation, writes=lambda *_: iter(()))
+    data = dataset.Batches(tokens, 2, context, 0)
+    made = own_text.added(settings, SMALL, words, start, data)
+    assert made.tokens.ids.tolist() == tokens.ids[: 10 * context].tolist()
+    assert isinstance(made, ViewedBatches) and isinstance(made.view, Infilling) and made.view.end == 65

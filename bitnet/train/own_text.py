@@ -39,7 +39,7 @@ def added(
     ids = np.memmap(file, tokens.ids.dtype, mode="r")
     n_bytes = round(len(ids) * tokens.bytes_per_token)
     mapped = dataset.Tokens.map(file, tokens.ids.dtype.name, n_bytes, digest)
-    return objectives.batches(settings, config, words, mapped, context)
+    return objectives.batches(settings, config, words, mapped, context, start.generation)
 
 
 def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
@@ -52,7 +52,7 @@ def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: in
     most = max(1, (len(tokens.ids) - 1) // context)
     say(f"the model generates {settings.self_written:,} tokens after {rows:,} pieces of the data")
     with process.written(file) as out:
-        for place in _places(rows, most, context)[:most]:
+        for place in _places(min(rows, most), most, context):
             out.write(tokens.ids[place : place + context].tobytes())
         for row in _rows(tokens, writes, most, context, settings):
             out.write(np.array(row, tokens.ids.dtype).tobytes())
