@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -14,9 +15,12 @@ import torch
 
 import bitnet_cli
 from bitnet import process
+from bitnet.presets import PRESETS
 from bitnet.report.figures import PANELS, of_layers, series, smooth
-from bitnet.report.page import summary
+from bitnet.report.page import sample, summary
 from bitnet.train import checkpoint, runlog
+from bitnet.train.checkpoint import Checkpoint
+from runtime_models import byte_tokenizer
 
 torch.set_num_threads(1)
 
@@ -114,6 +118,26 @@ def test_codes_that_have_settled_are_not_red() -> None:
         axes = Figure().subplots()
         assert panel.draw(axes, [{"step": 1, "tokens": 1, "layers": {"flips": {"q": flips}}}])
         assert axes.images[0].get_array().any() == coloured
+
+
+def test_a_sample_begins_and_ends_with_the_tokens_that_the_model_names() -> None:
+    """In a published model token 0 may be a character."""
+    script, begun = [*b"b\0c!d"], list[int]()
+
+    class Scripted:
+        config = PRESETS["tiny"].replace(vocab_size=256)
+
+        def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+            begun.append(int(ids[0, 0]))
+            logits = torch.zeros(1, 1, 256)
+            logits[0, 0, script[len(begun) - 1]] = 100.0
+            return logits
+
+    named = {"bos_token_id": 7, "eos_token_ids": [ord("!")]}
+    checkpoint = SimpleNamespace(
+        config=Scripted.config, words=byte_tokenizer(), generation=named, model=Scripted(), folder=Path("x")
+    )
+    assert sample(cast(Checkpoint, checkpoint), "", "a", 5) == "ab\0c" and set(begun) == {7}
 
 
 @pytest.mark.parametrize("name", ["config.json", "state.json", "tokenizer.json", "model.safetensors"])

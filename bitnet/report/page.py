@@ -10,6 +10,7 @@ import base64
 import html
 import statistics
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,16 +119,17 @@ def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> 
             return "[none: this model does not predict the next token]"
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
-        words = checkpoint.words
-        ids = [tokenizer.END_ID, *words.encode(prompt, add_special_tokens=False).ids]
-        made = _generate(checkpoint.model, ids, n)
+        words, generation = checkpoint.words, checkpoint.generation
+        first = tokenizer.separator(words, generation)
+        ids = [first, *words.encode(prompt, add_special_tokens=False).ids]
+        made = _generate(checkpoint.model, ids, n, {first, *(generation.get("eos_token_ids") or [])})
     except (ValueError, TypeError, OSError) as error:
         return f"[no sample: {error}]"
-    return str(words.decode([token for token in made if token != tokenizer.END_ID]))
+    return str(words.decode(made[1:]))
 
 
-def _generate(model: Any, ids: list[int], n: int) -> list[int]:
-    """Up to n more tokens at temperature 0.8, top-k 40, seed 0, until the document ends."""
+def _generate(model: Any, ids: list[int], n: int, ends: Collection[int]) -> list[int]:
+    """With up to n more tokens at temperature 0.8, top-k 40, seed 0, until the document ends."""
     import torch
 
     random = torch.Generator().manual_seed(0)
@@ -135,10 +137,10 @@ def _generate(model: Any, ids: list[int], n: int) -> list[int]:
         for made in range(n):
             logits = model(torch.tensor([ids[-model.config.max_context :]]))[0, -1]
             likeliest, tokens = logits.topk(min(40, len(logits)))
-            chosen = torch.multinomial((likeliest / 0.8).softmax(-1), 1, generator=random)
-            ids = [*ids, int(tokens[chosen])]
-            if made and ids[-1] == 0:
+            chosen = int(tokens[torch.multinomial((likeliest / 0.8).softmax(-1), 1, generator=random)])
+            if made and chosen in ends:
                 break
+            ids = [*ids, chosen]
     return ids
 
 
