@@ -228,6 +228,16 @@ def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
         assert same["divergence"].item() < 1e-4
 
 
+def test_relations_of_a_causal_model_have_no_prefix() -> None:
+    """Records of images tell every decoder the lengths of their prefixes."""
+    source = start()
+    model, inputs = student(source), tokens()
+    distilled = distillation(start(seed=1), model, distill_relations=0.5)
+    told = torch.zeros_like(inputs), torch.full((len(inputs),), 20)
+    found = [distilled.terms(model(inputs), inputs, inputs, *more)["relations"] for more in ((), told)]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_layer_is_counted_from_the_end() -> None:
     source, teacher = start(), start(seed=1, n_layers=4)
     model = student(source)

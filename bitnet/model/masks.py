@@ -30,8 +30,7 @@ def attention_mask(
 ) -> Mask:
     """The mask of a model's layer. in_blocks: as `blocks`, which needs no T·T memory."""
     window = config.sliding_window if config.sliding_window < n_tokens else 0
-    prefix_B = prefix_B if config.mask == "prefix" else None
-    if documents_BT is None and prefix_B is None and not window:
+    if documents_BT is None and not window and (prefix_B is None or config.mask != "prefix"):
         return None
     of = blocks if in_blocks else visible
     return of(config.mask, n_tokens, window, documents_BT, prefix_B, like)
@@ -42,13 +41,13 @@ def seen(
 ) -> tuple[Tensor, Tensor]:
     """First token that each token sees, and last one plus 1: (T,), or (B, T) where rows of the batch differ.
 
-    window: 0 for none. prefix_B: how many tokens at the start of each row all others see.
+    window: 0 for none. prefix_B: with the mask "prefix", how many tokens at the start of each row all others see.
     """
     index = torch.arange(n_tokens, device=like.device)
     first, last = torch.zeros_like(index), index + 1
     if mask == "bidirectional":
         last = torch.full_like(index, n_tokens)
-    if prefix_B is not None:
+    if mask == "prefix" and prefix_B is not None:
         last = torch.maximum(last, prefix_B[:, None])
     if window:
         first, last = (index - window + 1).clamp(min=0), torch.minimum(last, index + window)
