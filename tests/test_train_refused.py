@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.train import loop
+from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
+from bitnet.settings import Settings
+from bitnet.train import loop, memory
+from bitnet.train.errors import TrainingError
 from training import MODEL, TINY
 from training import bitnet as run
 
@@ -112,6 +116,21 @@ def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, 
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert f"bitnet: error: {message}" in result.stderr
     assert ("reading and tokenizing" in result.stderr) == (layers == 1)
+
+
+def test_what_is_frozen_needs_memory_for_its_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, sees = (PRESETS[name] for name in ("tiny", "siglip-tiny"))
+    trained = {"source": "x", "quantize_warmup": 0.5, "optimizer": "adamw"}
+    for config, frozen in (
+        (texts.with_draft(), {"draft": True, "draft_only": True}),
+        (texts.replace(adapter_rank=2, adapters=["q"]), {"lora": 2}),
+        (sees, {"vision": "x", "freeze_vision": True}),
+    ):
+        n = sum(p.numel() for p in Transformer(config).parameters())
+        monkeypatch.setattr(memory, "available", lambda n=n: (12.0 * n, "a limit"))
+        memory.check(config, Settings(**trained, **frozen))
+        with pytest.raises(TrainingError, match="make the model smaller"):
+            memory.check(config, Settings(**trained))
 
 
 def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import optimizers
+from bitnet.train import building, optimizers
 from bitnet.train.errors import TrainingError
 
 GROUP = Path("/sys/fs/cgroup")  # the control group of this process, as seen in a container
@@ -19,15 +19,14 @@ GROUP = Path("/sys/fs/cgroup")  # the control group of this process, as seen in 
 
 def check(config: ModelConfig, settings: Settings) -> None:
     """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit."""
-    if settings.lora:  # most weights are frozen and have no gradients
-        return
     with torch.device("meta"):
         model = Transformer(config)
-        (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)
-        matrices, others = matrices + more, others + rest
-    n, n_others = (sum(p.numel() for p in parameters) for parameters in ([*matrices, *others], others))
+    building.hold(model, settings)
+    (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)
+    of_parts = [*matrices, *more, *others, *rest], [*others, *rest], model.parameters()
+    n, n_others, n_all = (sum(p.numel() for p in parameters) for parameters in of_parts)
     kept = 2 * n if settings.optimizer == "adamw" else n + n_others  # Muon has one number for each weight
-    needed, (there, limit) = 4 * (2 * n + kept), available()
+    needed, (there, limit) = 4 * (n_all + n + kept), available()
     if needed > there:
         raise TrainingError(
             f"training {n:,} parameters takes at least {needed / 1e9:.1f} GB (4 bytes a weight, 4 a gradient, "

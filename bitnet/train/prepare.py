@@ -63,9 +63,6 @@ def prepare(
     """
     settings = hardware.settled(settings)
     check_options(settings, config, new_words=not (newest or start))
-    if settings.device == "cpu" and not parallel.launched():
-        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
-        memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     before = newest.state if newest else {}
     if newest is None:
         config = config.with_draft() if settings.draft else config.replace(draft=None)
@@ -73,6 +70,9 @@ def prepare(
         raise TrainingError(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
+    if settings.device == "cpu" and not parallel.launched():
+        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
+        memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
     if settings.self_written and start and newest is None:
         batches = own_text.added(settings, config, words, start, batches)
