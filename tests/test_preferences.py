@@ -127,6 +127,7 @@ def test_of_texts_what_goes_on_with_the_prompt_is_learnt(tmp_path: Path) -> None
         ({"prompt": 3, "chosen": "y", "rejected": "z"}, 'expected {"prompt"'),
         ({"prompt": "x", "chosen": "y", "rejected": [BAD]}, 'expected {"prompt"'),
         ({"prompt": [ASKED], "chosen": [], "rejected": []}, "expected an answer of assistant"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "the roles are assistant; expected an answer of assistant after"),
         ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [3]}, "a message is 3"),
         ({"prompt": [ASKED, GOOD, ASKED], "chosen": [GOOD | {"weight": 0}], "rejected": [BAD]}, "has the weight 0"),
         (

@@ -53,7 +53,7 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
     """The lines of .jsonl files. Raises DataError naming file and line."""
     for record, where in records_of(files, "preference"):
         prompt, chosen, rejected = (
-            (record.get("prompt", ""), record.get("chosen"), record.get("rejected"))
+            (record.get("prompt", []), record.get("chosen"), record.get("rejected"))
             if isinstance(record, dict)
             else [None] * 3
         )
@@ -62,7 +62,7 @@ def read(files: Iterable[Path]) -> Iterator[Preference]:
             raise DataError(f"{where}: the preference has a picture, and --preference is for text alone; leave it out")
         if isinstance(record, dict) and record.get("system"):
             raise DataError(f'{where}: "system" stands beside the answers and would be lost; write it into the prompt')
-        if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str) and "prompt" in record:
+        if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str):
             yield _of_texts(prompt, chosen, rejected, where)
         elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
             yield _of_messages(prompt, chosen, rejected, record.get("tools"), where)
