@@ -154,6 +154,8 @@ def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
     train, held_out = corpus.split(stream, 0.1)
     assert sorted([*train, *held_out]) == sorted({text for text in TEXTS if text})
     assert list(corpus.Documents([f"hf:{dataset}/splits:test"], "content")) == TEXTS[:3]
+    for source in ("hf:{}:train[1:3]", "hf:{}:default:train[1:3]"):
+        assert list(corpus.Documents([source.format(dataset)], "content")) == TEXTS[1:3]
     saved = datasets.Dataset.from_dict({"content": TEXTS}, split="train")
     saved.save_to_disk(dataset / "train alone")
     assert list(corpus.Documents([f"hf:{dataset}/train alone"], "content")) == TEXTS

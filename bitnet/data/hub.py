@@ -4,11 +4,12 @@
     hf-stream:…                                       read over the network, or from a folder, each time it is needed
 
 NAME may also be a folder with files in the library's formats, or one that its `save_to_disk` wrote. The default SPLIT
-is train.
+is train. It may be a part, as the library writes it, such as train[:5%], except of a stream and from `save_to_disk`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def is_named(source: str) -> bool:
 def parts_of(source: str) -> tuple[str, str, list[str]]:
     """ "hf:" or "hf-stream:"; NAME; CONFIG and SPLIT if given."""
     kind, colon, rest = source.partition(":")
-    name, *more = rest.split(":")
+    name, *more = re.split(r":(?![^\[\]]*\])", rest)  # a slice has a colon of its own
     return kind + colon, name, more
 
 
