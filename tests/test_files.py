@@ -156,6 +156,9 @@ def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
     assert list(corpus.Documents([f"hf:{dataset}/splits:test"], "content")) == TEXTS[:3]
     for source in ("hf:{}:train[1:3]", "hf:{}:default:train[1:3]"):
         assert list(corpus.Documents([source.format(dataset)], "content")) == TEXTS[1:3]
+    (dataset / "other.txt").write_bytes(b"\xff\xfea\x00")
+    texts = corpus.Documents([str(dataset / "other.txt"), f"hf:{dataset}"], "content")
+    assert list(texts) == TEXTS and "other.txt (UTF-16)" in texts.left_out
     saved = datasets.Dataset.from_dict({"content": TEXTS}, split="train")
     saved.save_to_disk(dataset / "train alone")
     assert list(corpus.Documents([f"hf:{dataset}/train alone"], "content")) == TEXTS

@@ -68,7 +68,7 @@ class Documents:
                 if files.kind_of(file) in (*files.ROWS, ".csv"):  # some of its texts were already read
                     raise
                 self._left_out.append(str(file))
-        if self._files and len(self._left_out) == len(self._files):
+        if len(self._left_out) == len(self._files) > 0 and not self._datasets:
             raise DataError(f"the data holds no text: {self.left_out}")
         for source, rows in self._datasets.items():
             for number, row in enumerate(rows, start=1):
