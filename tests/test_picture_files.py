@@ -43,6 +43,19 @@ def test_records_of_a_glob(tmp_path: Path) -> None:
         read(tmp_path / "none*.csv")
 
 
+def test_links_in_a_folder_are_followed_and_hidden_files_are_not_read(tmp_path: Path) -> None:
+    """Other systems put `._0.png` beside a picture, and downloads have a `.cache`."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        list(halves(place, 1))
+        (place / "0.txt").write_text(place.name, encoding="utf-8")
+    (folder / "more").symlink_to(elsewhere)
+    (folder / "._0.png").write_bytes(b"")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "a.jsonl").write_text("{}\n", encoding="utf-8")
+    assert [record.suffix for record in read(folder)] == ["folder", "elsewhere"]
+
+
 def test_tables_may_be_compressed(tmp_path: Path) -> None:
     names = [name for name, _, _ in halves(tmp_path, 2)]
     plain = [

@@ -31,7 +31,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
     others = Counter() if others is None else others
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
-        return [file for file in _walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
+        return [file for file in walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
     taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
@@ -45,7 +45,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
             )
         known = [path] if path.is_file() else []
         for match in named_so if not known else ():
-            found, rest = _walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
+            found, rest = walk(match) if match.is_dir() else ([match] if _is_there(match) else [], [])
             of_runs = _in_runs([*found, *rest], match if match.is_dir() else match.parent)
             others.update(file.suffix.lower() or "no suffix" for file in rest if file not in of_runs)
             runs |= set(of_runs.values())
@@ -97,7 +97,7 @@ def _is_packed(file: Path) -> bool:
         return handle.read(len(PACKED)) == PACKED
 
 
-def _walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list[Path]]:
+def walk(folder: Path, without: Collection[str] = ()) -> tuple[list[Path], list[Path]]:
     """The text files below a folder, also through links, and the other files. Skipped: folders with the names
     `without`, hidden ones, and virtual environments of Python."""
     found: list[Path] = []

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from bitnet.data.corpus import DataError
 from bitnet.data.files import kind_of, records, rows_of
-from bitnet.data.finding import LOG, matches
+from bitnet.data.finding import LOG, matches, walk
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -66,7 +66,7 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
         raise DataError("a model that looks at images learns from records of images and texts; name them with --data")
     for path in itertools.chain.from_iterable(map(_named, sources)):
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
+            files = sorted(itertools.chain.from_iterable(walk(path)))
             tables = [file for file in files if kind_of(file) in RECORDS and file.name != LOG]
             yield from _files(tables) if tables else _beside_texts(path, files)
         elif kind_of(path) in RECORDS:
