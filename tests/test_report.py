@@ -180,6 +180,13 @@ def test_what_cannot_be_written_is_not_drawn(
     assert set(run.iterdir()) == before
 
 
+def test_losses_have_the_unit_that_was_measured(tmp_path: Path) -> None:
+    for unit in ("token", "pair", "guess"):
+        record = {"step": 1, "tokens": 8, "seconds": 1.0, "loss": 2.0, "validation": {f"nats_per_{unit}": 1.5}}
+        facts = summary(tmp_path, [record])
+        assert facts["validation loss"] == f"1.5000 nats/{unit}" and f"2.0000 nats/{unit} " in facts["training loss"]
+
+
 def test_numbers_out_of_records() -> None:
     records = [
         {"step": i, "tokens": 10 * i, "layers": {"absmax": {"q": [i, 2], "k": [i, 2], "o": [1, i]}}} for i in (1, 2)

@@ -57,8 +57,8 @@ def summary(run: Path, records: Records) -> Facts:
     tokens, seconds = series(records, "seconds")
     if len(tokens) and seconds[-1] > 0:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
-    of_pairs = (series(records, *names)[1] for names in (("validation", "nats_per_pair"), ("preference",)))
-    each = "pair" if any(map(len, of_pairs)) else "token"
+    named = (name.removeprefix("nats_per_") for name in runlog.LOSSES if len(series(records, "validation", name)[1]))
+    each = next(named, "pair" if len(series(records, "preference")[1]) else "token")
     if len(losses := series(records, "loss")[1]):
         facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/{each} (median of the last 20 steps)"
     if len(nats := held_out(records)[1]):
