@@ -115,7 +115,7 @@ def _label(axes: Any, names: list[str], first: bool) -> None:
         return
     places = range(len(names))
     axes.set_xticks(places, names, rotation=90, parse_math=False)
-    axes.set_yticks(places, names if first else [], parse_math=False) if first else axes.set_yticks([])
+    axes.set_yticks(places if first else [], names if first else [], parse_math=False)
 
 
 _PAGE = """<!doctype html>

@@ -112,7 +112,7 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Options overridden by others; of two that replace each other the overriding one counts."""
     below = dict(below)
     for first, *others in ALTERNATIVES:
-        given = [name for name in others if above.get(name)] + [first for _ in (0,) if first in above]
+        given = [name for name in others if above.get(name)] + [first] * (first in above)
         if len(given) > 1:
             raise ValueError(f"both {flag_of(given[0])} and {flag_of(given[1])} are given, expected one of them")
         for name in (first, *others) if given else ():
