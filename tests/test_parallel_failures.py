@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ import bitnet_cli
 from bitnet.model import parallel
 from bitnet.train import loop, manifest, passes, prepare, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.run import Run
 from in_two_processes import TINY, Process, finish, free_port, in_group, processes, run_pair, some_text, start, steps
 
 
@@ -60,6 +62,14 @@ def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path])
     assert finish(pair) == [143, 143]
     assert (run / ".errors").read_text().count("stopped and saved at step") == 1
     assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
+
+
+def test_a_process_that_is_stopped_needs_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first one writes it; another machine may not have it."""
+    monkeypatch.setattr(parallel, "is_first", lambda: False)
+    monkeypatch.setattr(loop, "loop", lambda *_: signal.SIGTERM)
+    run = SimpleNamespace(state={"step": 1}, folder=tmp_path / "not here", open_log=runlog.Silent, now=dict)
+    assert loop.carry_out(cast(Run, run)) == loop.Outcome(signal.SIGTERM)
 
 
 def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:

@@ -78,7 +78,8 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         run.saver = None
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume continues from here")
-            return Outcome(stopped_by, checkpoint.all_of(run.folder)[-1], run.now())
+            last = checkpoint.all_of(run.folder)[-1] if parallel.is_first() else None  # others may lack the folder
+            return Outcome(stopped_by, last, run.now())
         try:
             result = run.evaluate(log, last=True)
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM
