@@ -109,7 +109,7 @@ def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: t
     With groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
     q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns (M, N), rounded to dtype.
     """
-    if scaled_sum.possible(q, codes, scale):
+    if scaled_sum.possible(q, scale):
         return scaled_sum.scaled_sum(q, codes, scale, s, dtype)
     return product_in_steps(q, codes, scale, s).to(dtype)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def possible(q: Tensor, codes: Tensor, scale: Tensor) -> bool:
+def possible(q: Tensor, scale: Tensor) -> bool:
     """Whether `scaled_sum` can compute this product. Rows are read in pieces of 16 bytes."""
     return HAS_TRITON and q.device.type == "cuda" and scale.dim() == 1 and q.shape[1] % 16 == 0 and len(q) > 16
 
