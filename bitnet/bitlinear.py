@@ -36,6 +36,9 @@ class BitLinear(nn.Linear):
         self.scope = scope
         self.adapter_in = nn.Parameter(torch.empty(rank, in_features)) if rank else None
         self.adapter_out = nn.Parameter(torch.zeros(rank, out_features)) if rank else None
+        if self.adapter_in is not None:
+            with torch.random.fork_rng(devices=[]):  # a model draws the same other weights as without adapters
+                nn.init.normal_(self.adapter_in, std=in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:

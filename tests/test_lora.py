@@ -78,6 +78,19 @@ def test_an_adapter_takes_what_its_layer_has_quantized(bf16: bool, monkeypatch: 
         assert torch.linalg.vector_norm(a - b) <= (1e-2 if bf16 else 1e-5) * torch.linalg.vector_norm(b)
 
 
+def test_a_layer_alone_has_an_adapter_that_can_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was in its memory."""
+    torch.manual_seed(0)
+    plain = BitLinear(16, 8)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(torch.nan))
+    torch.manual_seed(0)
+    layer, x = BitLinear(16, 8, rank=2), torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    layer(x).sum().backward()
+    assert torch.equal(layer(x), plain(x))
+    assert layer.adapter_out is not None and layer.adapter_out.grad is not None and layer.adapter_out.grad.any()
+
+
 def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = [*LORA, "--data", base / "other", "--lora-linears", "q", "v", "up", "down", "--keep-best"]
