@@ -142,6 +142,8 @@ def _check_lists(config: Any) -> None:
         unknown = [role for role in roles if role not in TERNARY_LINEARS]
         if unknown:
             raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")
+        if len(set(roles)) < len(roles):
+            raise ValueError(f"{field} is {', '.join(roles)}, expected each at most once")
     if not 0 <= config.adapter_rank < 1 << 16:
         raise ValueError(f"adapter_rank is {config.adapter_rank}, expected an integer from 0 to 65535")
     if (config.adapter_rank > 0) != (len(config.adapters) > 0):

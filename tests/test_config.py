@@ -106,6 +106,7 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ),
         ({"n_experts": 4}, "n_experts is 4 and experts_per_token 0, expected both 0 or both above 0; set experts_per"),
         ({"ternary": ["query"]}, "ternary names 'query'"),
+        ({"ternary": ["q", "o", "q"]}, "ternary is q, o, q, expected each at most once"),
         ({"name": "x" * 64}, "longer than 63 bytes"),
     ],
 )
