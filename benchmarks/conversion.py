@@ -57,7 +57,7 @@ def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path |
     words = [*verb, "--json", "--out", folder, *(["--resume"] if checkpoint.all_of(folder) else [])]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
-    return training_runs.finished(folder, ids, lambda: training_runs.bitnet(*map(str, words)))
+    return training_runs.finished(folder, ids, [str(word) for word in words])
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,12 +1,15 @@
 """Training runs of a benchmark: ordinary runs of `bitnet train`, each in its own folder.
 
 An interrupted run is resumed when the benchmark is started again; a finished one is read. A run is identified by its
-folder's name and the command in it.
+folder's name. A file beside the folder says which command and version made it: a run of others is refused, because its
+figures would be taken for those of this command.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
 import math
 import os
@@ -15,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,36 +52,67 @@ class Runs:
         self.shared: dict[int, Path] = {}  # vocabulary -> tokenizer.json
 
     def all(self, runs: Mapping[str, tuple[ModelConfig, Options]]) -> dict[str, Outcome]:
-        """Make runs in parallel."""
-        waiting = {name: self.pool.submit(self._run, name, *run) for name, run in runs.items()}
+        """Make runs in parallel, once none of their folders has a run of something else."""
+        asked = {name: self._asked(name, *run) for name, run in runs.items()}
+        for folder, _, words in asked.values():
+            check_made(folder, words)
+        waiting = {name: self.pool.submit(finished, *each) for name, each in asked.items()}
         return {name: run.result() for name, run in waiting.items()}
 
     def prepare(self, config: ModelConfig) -> None:
         """Make the tokenizer of all runs with this vocabulary, and the token ids, by a run of one step."""
         first = self.folder / f"tokens-{config.vocab_size}"
         self.shared[config.vocab_size] = first / "step-000001" / "tokenizer.json"
-        if not self.shared[config.vocab_size].exists():
-            _train(first, config, self.common | {"steps": 1, "eval-tokens": 1})
+        finished(first, None, command(first, config, self.common | {"steps": 1, "eval-tokens": 1}))
 
-    def _run(self, name: str, config: ModelConfig, options: Options) -> Outcome:
+    def _asked(self, name: str, config: ModelConfig, options: Options) -> tuple[Path, Path, list[str]]:
+        """What `finished` takes."""
         words, folder = self.shared[config.vocab_size], self.folder / name
         options = self.common | {"tokenizer": words} | options
-        return finished(folder, words.parent.parent, lambda: _train(folder, config, options))
+        return folder, words.parent.parent, command(folder, config, options)
 
 
-def finished(folder: Path, ids: Path | None, make: Callable[[], None]) -> Outcome:
-    """The outcome of a run, which `make` starts or resumes unless finished. ids: a run with the same token ids."""
+def finished(folder: Path, ids: Path | None, words: list[str]) -> Outcome:
+    """The outcome of a run, which the command starts or resumes unless finished. ids: a run with the same token ids.
+
+    Raises ValueError: the folder has a run of another command, model or version.
+    """
+    check_made(folder, words)
     outcome = read(folder)
     if outcome is None:
-        folder.mkdir(parents=True, exist_ok=True)
         for file in ids.glob("*.bin") if ids else ():
             if not (folder / file.name).exists():
                 os.link(file, folder / file.name)
-        make()
+        bitnet(*words)
         outcome = read(folder)
         assert outcome is not None
         print(f"{folder.name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
     return outcome
+
+
+def check_made(folder: Path, words: list[str]) -> None:
+    """Write beside the folder of a run what makes it, or raise ValueError: something else made the run in it."""
+    config = folder / "run.toml"
+    model = config.read_text(encoding="utf-8") if config.exists() else ""
+    command = [word for word in words if word != "--resume"]
+    made = {"command": command, "model": model, "version": version()}
+    file = folder.parent / f"{folder.name}.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else dict.fromkeys(made)
+    changed = [name for name in made if made[name] != before[name]]
+    if changed and checkpoint.all_of(folder):
+        raise ValueError(
+            f"{folder} has a run of another {changed[0]}, expected that of: bitnet {' '.join(command)}; "
+            "remove the folder, or name another one with --runs"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+@functools.cache
+def version() -> str:
+    """A hash of the sources that train: figures of two versions are no comparison."""
+    sources = sorted((report.ROOT / "bitnet").rglob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 def budget(steps: int, batch: int, keep: int = 1) -> dict[str, Any]:
@@ -106,10 +140,6 @@ def read(folder: Path) -> Outcome | None:
     last = records[-1]["validation"]
     curve = [(r["tokens"], r["validation"]["nats_per_token"]) for r in records if "validation" in r]
     return Outcome(folder, last["nats_per_token"], last["bits_per_byte"], curve, records[-1]["seconds"])
-
-
-def _train(folder: Path, config: ModelConfig, options: Options) -> None:
-    bitnet(*command(folder, config, options))
 
 
 def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:

@@ -301,6 +301,28 @@ def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pyt
     assert "no change is named 'Adam W', expected part of one of: AdamW in place of" in capsys.readouterr().err
 
 
+def test_runs_of_other_options_or_code_are_no_figures(
+    tmp_path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of a quick run, of a shorter one or of another quantizer are not read as those of this one."""
+    runs, config = importlib.import_module("training_runs"), importlib.import_module("qat_gap").SIZES["quick"]
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
+    made = runs.Runs(tmp_path / "runs", 1, {"data": str(tmp_path)})
+    made.prepare(config)
+    short, long = runs.budget(1, 2), runs.budget(2, 2)
+    first = made.all({"default": (config, short)})
+    assert made.all({"default": (config, short)}) == first and called == ["train"] * 2
+    expected = r"runs/default has a run of another {}, expected that of: bitnet train .*; remove the folder, or name"
+    for asked, changed in (((config, long), "command"), ((config.replace(qk_norm=True), short), "model")):
+        with pytest.raises(ValueError, match=expected.format(changed)):
+            made.all({"new": (config, short), "default": asked})
+    monkeypatch.setattr(runs, "version", lambda: "a changed quantizer")
+    with pytest.raises(ValueError, match="has a run of another version"):
+        made.prepare(config)
+    assert called == ["train"] * 2
+
+
 def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:
     """Each way at each length with each seed; a second start finds every run made."""
     recipe = importlib.import_module("recipe")

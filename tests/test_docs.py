@@ -35,7 +35,16 @@ MOST_WORDS = 30
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"build"}
 CLIENTS = {"langchain_openai", "llama_index"}
 """Modules that `make clients` has: it runs the program that names them."""
-OTHERS = {"--max-restarts", "--shutdown-timeout", "--llama-python", "--llama-server", "--size", "--url"}
+OTHERS = {
+    "--max-restarts",
+    "--shutdown-timeout",
+    "--llama-python",
+    "--llama-server",
+    "--size",
+    "--url",
+    "--runs",
+    "--quick",
+}
 """Options of torchrun and of benchmarks that the text names."""
 
 
