@@ -277,6 +277,15 @@ def test_embeddings(client: OpenAI, model: Model, pooling: str) -> None:
     assert (np.array(by_default.data[0].embedding, np.float32) == model.embed([1, 2, 3], pooling=pooling)[0]).all()
 
 
+def test_too_many_texts_are_counted(serving: Serving) -> None:
+    """A list of thousands is not a wrong type."""
+    asked = {"input": ["a"] * 2049, "pooling": "mean"}
+    status, answer = post(serving, "/v1/embeddings", asked)
+    assert (status, answer["error"]["param"]) == (400, "input")
+    found = "input has 2,049 texts, expected at most 2048; send them in several requests"
+    assert answer["error"]["message"] == found
+
+
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_embeddings_may_be_shorter(serving: Serving, model: Model, form: str) -> None:
     """As in OpenAI's API: the first numbers, scaled to length 1 again."""

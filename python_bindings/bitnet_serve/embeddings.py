@@ -148,7 +148,10 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
     given = body.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         given = [given]
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_TEXTS:
+    if isinstance(given, list) and len(given) > MOST_TEXTS:
+        found = f"input has {len(given):,} texts, expected at most {MOST_TEXTS}; send them in several requests"
+        raise refuse(found, "input")
+    if not isinstance(given, list) or not given:
         raise refuse(f"input is {shown(given)}, expected a text, token ids, or 1 to {MOST_TEXTS} of these", "input")
     texts = []
     for place, one in enumerate(given):
