@@ -188,6 +188,8 @@ def test_refusals(embedder: Model) -> None:
         embedder.embed("abc", pooling="max")
     with pytest.raises(InvalidParameterError, match=r"text\[1\] has no tokens"):
         embedder.embed(["abc", ""])
+    with pytest.raises(InvalidParameterError, match=r"text\[1\], None: text is None, expected a text, or token ids"):
+        embedder.embed(["abc", None])  # type: ignore[list-item]
     with pytest.raises(InvalidParameterError, match="id 301, expected ids from 0 to 300"):
         embedder.embed([[1, 301]])
     with pytest.raises(ContextLengthError, match="321 tokens"):

@@ -24,14 +24,15 @@ NO_SEQUENCES = (bytes, bytearray, memoryview)  # of bytes, which are no ids
 NO_TOKEN = -1  # stands in a text for a vector
 
 
-def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False) -> list[int]:
+def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False, or_text: bool = False) -> list[int]:
     """The ids as a list of ints below `vocab_size`; it may be empty. `param` is how the caller knows them.
 
-    vectors: NO_TOKEN is one of them.
+    vectors: NO_TOKEN is one of them. or_text: the caller could have given a text.
     """
     least = NO_TOKEN if vectors else 0
     if not _is_sequence(value):
-        raise InvalidParameterError(f"{param} is {shown(value)}, expected token ids, as in [1, 2, 3]", param)
+        expected = f"expected {'a text, or ' if or_text else ''}token ids, as in [1, 2, 3]"
+        raise InvalidParameterError(f"{param} is {shown(value)}, {expected}", param)
     ids = []
     for each in value.tolist() if hasattr(value, "tolist") else value:
         try:

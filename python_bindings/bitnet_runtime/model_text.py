@@ -182,7 +182,7 @@ class ModelText(ModelImages):
             tokens, start = self.image_prompt(prompt, n), n * seen.n_tokens
             tokens[:start] = [NO_TOKEN] * start  # alone: a tokenizer may have more of them in texts
         else:
-            ids = token_ids(prompt, "prompt", self.vocab_size)
+            ids = token_ids(prompt, "prompt", self.vocab_size, or_text=True)
             tokens = placed(ids, seen.image_token, n, seen.n_tokens)
             tokens = [NO_TOKEN if token == seen.image_token else token for token in tokens]
         if len(tokens) > n_ctx:
@@ -210,7 +210,9 @@ class ModelText(ModelImages):
         self.require_embedding()
         if isinstance(text, str):
             self._check_length(text, n_ctx)
-        tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
+            tokens = self.tokenize(text)
+        else:
+            tokens = token_ids(text, param, self.vocab_size, or_text=True)
         if len(tokens) > n_ctx:
             raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
         return tokens
