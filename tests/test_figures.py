@@ -104,6 +104,8 @@ LIMITS = [
     ("families", "RoBERTa, XLM-RoBERTa |", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
     ("finetune", "RoBERTa, XLM-RoBERTa |", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
     ("python", "64 MB and 16 bytes for each byte", "python_bindings/bitnet_runtime/chat.py", "\nBYTES = 16 "),
+    ("server", "then after 30 seconds later", "python_bindings/bitnet_serve/shelf.py", "\nAGAIN = 30.0 "),
+    ("server", "of up to 2,048 texts", "python_bindings/bitnet_serve/embeddings.py", "\nMOST_TEXTS = 2048\n"),
     ("server", "kept for a while: up to 16,", "python_bindings/bitnet_serve/sessions.py", "\nMOST = 16 "),
     ("server", "a quarter of `--max-cache`", "python_bindings/bitnet_serve/application.py", "0.25 * options.reuse"),
     ("server", "models with `mask=prefix` are", "python_bindings/bitnet_serve/sessions.py", '.mask != "causal"'),

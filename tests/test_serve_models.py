@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_serve import models
+from bitnet_serve import models, shelf
 from bitnet_serve.models import Served
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import LEASE, Memory
@@ -182,6 +182,25 @@ def test_a_file_that_changes_while_it_answers(tmp_path: Path, monkeypatch: pytes
         stream.close()
         wait(lambda: not serving.models["slow"].users)
         assert ask(serving, "slow")[0] == 200 and serving.models["slow"].loads == 2
+
+
+def test_a_replaced_file_is_loaded_even_if_answers_never_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later requests wait for the running answer; they do not go on with the old file for ever."""
+    slow = slow_model(tmp_path)
+    with served(slow) as serving:
+        model, asked = serving.models["slow"], {"model": "slow", "prompt": [1], "max_tokens": 60_000, "stream": True}
+        stream = connect(serving, as_http("/v1/completions", asked))
+        until(stream, b"data: {")
+        shutil.copy(slow, tmp_path / "new").rename(slow)
+        assert ask(serving, "slow")[0] == 200 and model.loads == 1
+        monkeypatch.setattr(shelf, "AGAIN", 0.0)
+        with ThreadPoolExecutor(2) as pool:
+            later = [pool.submit(ask, serving, "slow") for _ in range(2)]
+            wait(lambda: model.scheduler.requests == 3)
+            until(stream, b"data: {")
+            assert model.users == 1 and model.loads == 1
+            stream.close()
+            assert [each.result()[0] for each in later] == [200, 200] and model.loads == 2
 
 
 def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path], tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Served:
         self._paths = model.files
         self._files = self._look()
         self.loaded = False  # and may be used
+        self.replaced = 0.0  # when its file was first seen to be another one; 0: it is the same
         self.users = self.used = 0  # requests that need it now; when the latest came
         self.loads = 0  # how often it was loaded, or that was tried
         self.failures = 0  # of these

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from bitnet_serve.errors import ApiError
 from bitnet_serve.models import Served
 
 log = logging.getLogger("bitnet_serve")
+
+AGAIN = 30.0  # seconds that answers without a pause may go on with the old file of a model that was replaced
 
 
 class Shelf:
@@ -84,7 +87,15 @@ class Shelf:
         self._left.set()
 
     async def _renew(self, served: Served, change: str) -> None:
-        """Of a model whose file is another now: unload it. What was mapped stays until nobody needs it."""
+        """Of a model whose file is another now: unload it. What was mapped stays until nobody needs it.
+
+        Under steady load there is always an answer. So from some time on, new ones wait until the last has ended.
+        """
+        if change == "replaced" and served.users:
+            served.replaced = served.replaced or time.monotonic()
+            while served.users and time.monotonic() - served.replaced >= AGAIN:
+                self._left.clear()
+                await self._left.wait()
         if not served.users:
             log.warning("%s: its file has changed, so it is loaded again", served.name)
             await self._unload(served)
@@ -135,7 +146,7 @@ class Shelf:
             served.failure = ApiError(503 if retry else 500, said, "model_load_failed", "model", retry_after=retry)
             raise served.failure from None
         finally:
-            served.loaded = served.is_open
+            served.loaded, served.replaced = served.is_open, 0.0
 
 
 async def wholly(work: Callable[[], None]) -> None:
