@@ -15,6 +15,7 @@ import pytest
 
 from bitnet_runtime import Model
 from command import ARM_CC, CC, run
+from docs_text import blocks
 from packed_files import SMALL, packed_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -150,6 +151,20 @@ def test_a_compiler_for_another_machine_is_enough(tmp_path: Path) -> None:
     }
     assert "-march=armv8.2-a+dotprod+i8mm" in commands["i8mm.c"]
     assert "-mavx2" not in commands["avx2.c"]
+
+
+def test_the_page_of_c_builds_for_another_machine(tmp_path: Path) -> None:
+    """As shown, up to the program."""
+    if not shutil.which(ARM_CC) or not shutil.which("pkg-config"):
+        pytest.skip(f"no {ARM_CC}, or no pkg-config")
+    fenced = [block.text for block in blocks((ROOT / "docs/c.md").read_text(encoding="utf-8")) if block.fenced]
+    (shown,) = [text for text in fenced if "aarch64" in text]
+    (program,) = [text for text in fenced if "int main(" in text]
+    (tmp_path / "my_program.c").write_text(program, encoding="utf-8")
+    shown = shown.replace("cmake ", f"{cmake_command()} ").replace("-S .", f"-S {ROOT}")
+    subprocess.run(["sh", "-ec", shown], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    header = (tmp_path / "my_program").read_bytes()[:20]
+    assert header[:4] == b"\x7fELF" and header[18] == 183  # AArch64
 
 
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
