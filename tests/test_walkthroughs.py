@@ -75,6 +75,8 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     assert bitnet("convert", folder / "model.bitnet", folder / "FOLDER", "--to", "hf") == 0
     tokenizer = byte_tokenizer().to_str().encode()
     random_model(SMALL.replace(pooling="last"), folder / "embedding.bitnet", tokenizer=tokenizer)
+    encoder = SMALL.replace(pooling="mean", mask="bidirectional", has_head=False, tie_embeddings=False)
+    random_model(encoder, folder / "vectors.bitnet", tokenizer=tokenizer)
     scripted_model(folder / "assistant.bitnet", [b"Four", b"."], template=TEMPLATE)
     (folder / "prompt.txt").write_text("the cat")
     (folder / "answer.json").write_text('{"enum": ["yes", "no", "perhaps"]}')
