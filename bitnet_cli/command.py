@@ -179,7 +179,8 @@ def _run(argv: Sequence[str] | None) -> int:
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name)  # of a copy both
         if not names:
             sys.stdout.flush()  # fails again if the answer is what could not be written, as `main` then says
-        return _fail(f"{error.strerror}: {names}" if names else error.strerror or str(error))
+        advice = f"; {error.advice}" if hasattr(error, "advice") else ""
+        return _fail(f"{error.strerror}: {names}{advice}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
             raise  # a bug of ours, so show the traceback

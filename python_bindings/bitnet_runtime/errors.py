@@ -31,7 +31,9 @@ class ModelFileError(BitnetError, OSError):
 
 
 class ModelNotFoundError(ModelFileError, FileNotFoundError):
-    """There is no such file."""
+    """There is no such file. `advice` is for whoever gave the name."""
+
+    advice = "expected a packed file, as `bitnet export` makes of a run and `bitnet convert` of a published model"
 
 
 class ModelFormatError(BitnetError, ValueError):
