@@ -17,6 +17,7 @@ import pytest
 from bitnet_export import Encoded, PackedFile, write_packed
 from bitnet_export.packed import encodings, writer
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.replacing import renaming
 from packed_files import SMALL, swap, values_of, write_values
 
 
@@ -52,6 +53,15 @@ def test_a_link_stays_one_and_a_private_file_private(tmp_path: Path) -> None:
     write_values(link, SMALL)
     assert link.is_symlink() and old.stat().st_ino != first and old.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in old.parent.iterdir()] == ["old"]
+
+
+def test_a_name_may_be_as_long_as_any_and_a_longer_one_is_refused_before_writing(tmp_path: Path) -> None:
+    write_values(tmp_path / ("x" * 255), SMALL)
+    assert [each.name for each in tmp_path.iterdir()] == ["x" * 255]
+    too_long = tmp_path / ("x" * 256)
+    with pytest.raises(OSError, match="File name too long") as caught, renaming(too_long):
+        pytest.fail("begun to write")
+    assert caught.value.filename == str(too_long)
 
 
 def test_a_failed_check_leaves_nothing(tmp_path: Path) -> None:

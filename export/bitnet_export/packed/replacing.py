@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -47,6 +48,8 @@ def _check_folder(path: Path) -> None:
         raise NotADirectoryError(f"{path.parent} is not a folder, expected one to write into; name another")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    with contextlib.suppress(FileNotFoundError):
+        path.lstat()  # raises where the name is too long, which renaming would report only at the end
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def renaming(path: Path) -> Iterator[Path]:
     An OSError names `path`, not the temporary name.
     """
     _check_folder(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short, however long that of the file is
     try:
         yield temporary
         os.replace(temporary, path)
