@@ -187,6 +187,15 @@ def test_losses_have_the_unit_that_was_measured(tmp_path: Path) -> None:
         assert facts["validation loss"] == f"1.5000 nats/{unit}" and f"2.0000 nats/{unit} " in facts["training loss"]
 
 
+def test_a_link_stays_one_and_a_name_may_be_as_long_as_any(run: Path, tmp_path: Path) -> None:
+    old, link, long = tmp_path / "old.html", tmp_path / "link.html", tmp_path / f"{'x' * 250}.html"
+    old.write_text("old")
+    link.symlink_to(old)
+    for out in (link, long):
+        assert report(run, "--tokens", "0", "--out", out) == 0
+    assert link.is_symlink() and old.read_text("utf-8") == long.read_text("utf-8")
+
+
 def test_numbers_out_of_records() -> None:
     records = [
         {"step": i, "tokens": 10 * i, "layers": {"absmax": {"q": [i, 2], "k": [i, 2], "o": [1, i]}}} for i in (1, 2)

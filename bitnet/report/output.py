@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +28,9 @@ def check_out(out: Path) -> None:
 
 
 def put(out: Path, page: Callable[[], bytes]) -> None:
-    """Write the result of `page`, completely or not at all. Raises ReportError."""
-    partial = out.with_name(f".{out.name}.partial")
+    """Write the result of `page`, completely or not at all; a link stays one. Raises ReportError."""
+    place = Path(os.path.realpath(out))
+    partial = place.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with _writing(out):  # checked before the page is drawn, which takes a while
             partial.touch()
@@ -38,7 +40,7 @@ def put(out: Path, page: Callable[[], bytes]) -> None:
         made = page()
         with _writing(out):
             partial.write_bytes(made)
-            partial.rename(out)
+            partial.rename(place)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
