@@ -25,22 +25,16 @@ class Once(argparse.Action):
         setattr(args, self.dest, value)
 
 
-def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A parser of integers from `low` to `high`; None: no upper bound."""
-    expected = f"of at least {low}" if high is None else f"from {low} to {high}"
+def at_least(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """A parser of integers from `low` to `high`."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
-            raise argparse.ArgumentTypeError(f"{text!r}, expected an integer {expected}")
+        readable = text.isdecimal() and len(text) < 100  # Python refuses integers of very many digits
+        if not readable or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r:.100}, expected an integer from {low} to {high}")
         return int(text)
 
     return parse
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def encodings() -> tuple[str, ...]:

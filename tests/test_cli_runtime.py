@@ -148,6 +148,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("embed", "{}/small", "-p", "a", "-p", ""), 1, "text 2 is empty, expected at least one character"),
         (("embed", "{}/small", "-f", "/dev/null"), 1, "/dev/null has no line, expected a text on each"),
         (("embed", "{}/small", "-p", "a"), 1, "pooling"),
+        (("bench", "{}/script", "--gen", "9" * 5000), 2, "--gen: '9+, expected an integer from 1 to 2147483647"),
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
         (

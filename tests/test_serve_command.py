@@ -169,8 +169,8 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([model, "--port", "0", "--unix", "x"], 2, "--unix: not allowed with argument --port"),
         ([model, "--allow-host", "http://my.example"], 2, "'http://my.example', expected a name or an address alone"),
         ([model, "--allow-host", "my.example:80"], 2, "'my.example:80', expected a name or an address alone"),
-        ([model, "--max-cache", "0"], 2, "'0', expected an integer of at least 1"),
-        ([model, "--models-memory", "0"], 2, "'0', expected an integer of at least 1"),
+        ([model, "--max-cache", "0"], 2, "'0', expected an integer from 1 to 2147483647"),
+        ([model, "--models-memory", "0"], 2, "'0', expected an integer from 1 to 2147483647"),
         ([model, "--ctx", "999"], 1, "--ctx is 999, expected an integer from 1 to 256"),
     ):
         assert bitnet_cli.main(["serve", *map(str, args)]) == code

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_cli.arguments import at_least, encodings, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "takes text if llama.cpp knows model and tokenizer, as from `bitnet train --preset gguf`; or a folder with an "
         "ONNX graph [a packed file]",
     )
-    parser.add_argument("--tokens", type=positive, metavar="N", help="tokens to compare [512]")
+    parser.add_argument("--tokens", type=at_least(1), metavar="N", help="tokens to compare [512]")
     parser.add_argument("--encoding", choices=encodings(), help="bits a ternary weight of the packed file [2.0]")
     parser.add_argument(
         "--sparse",

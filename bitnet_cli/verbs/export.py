@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_cli.arguments import at_least, encodings, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import say
 
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
     parser.add_argument("out", help="the packed file to write, usually NAME.bitnet, in an existing folder")
-    parser.add_argument("--tokens", type=positive, default=50_000, metavar="N", help="tokens to compare [50000]")
+    parser.add_argument("--tokens", type=at_least(1), default=50_000, metavar="N", help="tokens to compare [50000]")
     parser.add_argument(
         "--encoding",
         choices=encodings(),
