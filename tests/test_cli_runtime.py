@@ -126,6 +126,11 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("chat", "{}/script", "-c", "65"), 1, "--ctx is 65, expected an integer from 1 to 64"),
         (("generate", "{}/script", "-m", "{}/chat", "-p", "x"), 1, "two models"),
         (("generate", "{}/script", "-p", "x", "--stop", ""), 2, "--stop is empty, expected a value"),
+        (
+            ("generate", "{}/script", "-p", "x", "--stop", "a\udcff"),
+            1,
+            r"stop is \['a\\udcff'\], which is not valid Unicode",
+        ),
         (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
         (("generate", "{}/script", "-p", "x", "--grammar", "/dev/zero"), 2, "/dev/zero has more than 256 MiB"),
         (

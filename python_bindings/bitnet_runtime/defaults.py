@@ -173,6 +173,10 @@ def _checked(name: str, value: Any) -> Any:
 def _stop(value: Any) -> tuple[str, ...]:
     texts = () if value is None else (value,) if isinstance(value, str) else value
     if isinstance(texts, (list, tuple)) and all(isinstance(text, str) and text for text in texts):
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:  # bytes of a command line that are not UTF-8: no answer has them
+            raise InvalidParameterError(f"stop is {shown(value)}, which is not valid Unicode", "stop") from None
         return tuple(texts)
     raise InvalidParameterError(
         f"stop is {shown(value)}, expected a text or a list of texts, none of them empty", "stop"
