@@ -188,9 +188,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    from bitnet_runtime.terminal import escape
+    from bitnet_runtime.terminal import escape, say
 
-    print(f"bitnet: error: {escape(message)}", file=sys.stderr)  # it may quote a file: no escape sequences, one line
+    say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
 
 

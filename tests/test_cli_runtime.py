@@ -210,6 +210,8 @@ def test_closed_streams(models: Path) -> None:
     generate = "unset PYTHONUNBUFFERED; " + shlex.join([sys.executable, "-m", "bitnet", "generate", f"{models}/script"])
     for redirection, code, out, err in (
         ("-p go 2>&-", 0, "Hello world\n", ""),
+        ("-p go 2>/dev/full", 0, "Hello world\n", ""),
+        ("-p '' 2>/dev/full", 1, "", ""),
         ("-p go --quiet >/dev/full", 1, "", "bitnet: error: No space left on device: standard output\n"),
         ("-p go >&-", 1, "", "bitnet: error: standard output is closed, expected a place for the answer\n"),
         ("<&-", 2, "", "bitnet: error: no prompt; give -p TEXT or -f FILE, or pipe text in\n"),

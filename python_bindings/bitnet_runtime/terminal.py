@@ -6,6 +6,7 @@ so that it cannot move the cursor, change colours or titles, or turn the directi
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -29,5 +30,8 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Lines for the person, to stderr."""
-    print(escape(text, keep="\n\t"), file=sys.stderr, flush=True)
+    """Lines for the person, to stderr. Where they cannot be written, as on a full disk, the program goes on without."""
+    try:
+        print(escape(text, keep="\n\t"), file=sys.stderr, flush=True)
+    except OSError:  # Python would try again at exit, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
