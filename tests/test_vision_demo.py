@@ -30,6 +30,13 @@ SMALLER = {
 PICTURES, UNSEEN = 40, 14
 
 
+@pytest.mark.parametrize("name", ["demo", "vision"])
+def test_examples_say_what_their_argument_is(name: str) -> None:
+    file = Path(demo.__file__).with_name(f"{name}.py")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("expected one argument, the ")
+
+
 def commands(folder: Path) -> list[list[str]]:
     """What `make vision` does, in another folder."""
     made = subprocess.run(

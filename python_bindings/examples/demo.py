@@ -32,4 +32,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("expected one argument, the packed file: python demo.py model.bitnet")
     main(sys.argv[1])

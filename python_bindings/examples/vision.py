@@ -148,4 +148,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("expected one argument, the folder that `make vision` fills: python vision.py build/vision")
     main(Path(sys.argv[1]))
