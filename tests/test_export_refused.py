@@ -178,8 +178,9 @@ def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.Capt
         assert word in printed.err
     assert report["head"]["cost"] == 0.0 and len(report["zero_inputs"]["after"]) == SMALL.n_layers
 
-    assert main(["export", out, str(tmp_path / "again"), "--head", "f16"]) == 2
-    assert "--head goes with a checkpoint" in capsys.readouterr().err and not (tmp_path / "again").exists()
+    for option, value in (("--head", "f16"), ("--tokens", "600")):
+        assert main(["export", out, str(tmp_path / "again"), option, value]) == 2
+        assert f"{option} goes with a checkpoint" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
     assert main(["inspect", out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
     parser.add_argument("out", help="the packed file to write, usually NAME.bitnet, in an existing folder")
-    parser.add_argument("--tokens", type=at_least(1), default=50_000, metavar="N", help="tokens to compare [50000]")
+    parser.add_argument("--tokens", type=at_least(1), metavar="N", help="tokens to compare [50000]")
     parser.add_argument(
         "--encoding",
         choices=encodings(),
@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     is_packed = Path(args.checkpoint).is_file()
     if args.head and is_packed:
         return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
+    if args.tokens and is_packed:
+        return refuse("--tokens goes with a checkpoint; a packed file is compared bit by bit, not on a text")
     if args.base and (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0"):
         return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
     if sys.stderr.isatty():
@@ -67,16 +69,17 @@ def run(args: argparse.Namespace) -> int:
         if not is_packed:
             import torch  # noqa: F401  # which they load later
 
+    tokens = args.tokens or 50_000
     report: Report | Repacked
     sparse = {"auto": None, "on": True, "off": False}[args.sparse]
     if args.base:
-        report = export_adapter(args.checkpoint, args.base, args.out, tokens=args.tokens)
+        report = export_adapter(args.checkpoint, args.base, args.out, tokens=tokens)
         source = report.checkpoint
     elif is_packed:
         report, source = repack(args.checkpoint, args.out, encoding=args.encoding, sparse=sparse), args.checkpoint
     else:
         report = export_checkpoint(
-            args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head, sparse=sparse
+            args.checkpoint, args.out, tokens=tokens, encoding=args.encoding, head=args.head, sparse=sparse
         )
         source = report.checkpoint
     say(f"exported   {source} to {args.out}\n{report}")
