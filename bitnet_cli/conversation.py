@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, to_note
+from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, somewhere, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
@@ -89,7 +89,8 @@ class Conversation:
             place = keep.place()
             if place != keep.path:
                 say(f"another chat has written {escape(str(keep.path))} meanwhile; this one is in {escape(str(place))}")
-            self._session.save(place, to_note(self._opening, self._turns, self._unseen))
+            note = to_note(self._opening, self._turns, self._unseen)
+            somewhere(place, lambda path: self._session.save(path, note))
 
     # ---- what is typed ----
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -95,6 +96,25 @@ def at_the_end(save: Callable[[], None]) -> Iterator[None]:
 
 
 # ---- where ----
+
+
+def somewhere(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file; where that fails, one of its name in a new folder for temporary files. Raises OSError, which says
+    where the file is."""
+    try:
+        write(path)
+    except OSError as error:
+        try:
+            other = Path(tempfile.mkdtemp(prefix="bitnet-chat-")) / path.name
+        except OSError:
+            raise error from None
+        try:
+            write(other)
+        except OSError:
+            other.parent.rmdir()
+            raise error from None
+        why = error.strerror or error
+        raise OSError(f"{path}: {why}; the conversation is in {other}, and goes on with that --session") from None
 
 
 @contextlib.contextmanager

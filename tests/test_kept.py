@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bitnet_cli import main
 from bitnet_cli.kept import ENDS, Kept, add, alone, at_the_end
 from bitnet_runtime import Model, saved
 from command import Terminal
@@ -108,6 +110,31 @@ def test_a_conversation_that_a_full_disk_cuts_off_is_not_in_the_file(tmp_path: P
     assert file.read_bytes() == whole
     add(file, turns)
     assert file.read_bytes() == 2 * whole
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_conversation_whose_place_is_gone_at_the_end_is_kept_elsewhere(
+    spare: bool, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "folder" / "talk"
+    file.parent.mkdir()
+
+    class Typed(io.StringIO):
+        def readline(self, *_: object) -> str:
+            if not (line := super().readline()):
+                file.parent.rmdir()
+            return line
+
+    monkeypatch.setattr("sys.stdin", Typed("hello\n"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if spare else str(tmp_path / "none"))
+    assert main(["chat", str(models / "chat"), "-t", "1", "--session", str(file)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"folder {file.parent} does not exist" in error
+    kept = [*tmp_path.glob("bitnet-chat-*/talk")]
+    assert len(kept) == spare == len([*tmp_path.iterdir()])
+    if spare:
+        assert f"; the conversation is in {kept[0]}, and goes on with that --session" in error
+        assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", kept[0])).stderr
 
 
 def test_a_session_keeps_its_context(models: Path, tmp_path: Path) -> None:
