@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model
+from bitnet_export import random_model
+from bitnet_runtime import InvalidParameterError, Model, TokenizerError
 from bitnet_serve import models, shelf
 from bitnet_serve.models import Served
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import LEASE, Memory
-from runtime_models import SMALL, slow_model, small_model
+from runtime_models import SMALL, byte_tokenizer, slow_model, small_model
 from servers import as_http, connect, post, request, served, until, wait
 
 NAMES = ["small-0-256", "small-1-256", "small-2-256"]
@@ -66,6 +67,16 @@ def test_the_least_recently_used_leaves(tight: Serving) -> None:
 def test_all_fit_where_nothing_is_said(paths: list[Path]) -> None:
     with served(*paths) as serving:
         assert loaded(serving) == NAMES
+
+
+def test_a_tokenizer_that_does_not_fit_its_model_is_told_at_the_start(tmp_path: Path) -> None:
+    words = byte_tokenizer()
+    random_model(SMALL.replace(vocab_size=128), tmp_path / "wrong.bitnet", tokenizer=words.to_str().encode())
+    with (
+        pytest.raises(TokenizerError, match="the model's vocabulary has 128 tokens"),
+        served(tmp_path / "wrong.bitnet"),
+    ):
+        pytest.fail("it serves")
 
 
 def test_random_requests_get_the_bits_of_each_model_alone(paths: list[Path]) -> None:

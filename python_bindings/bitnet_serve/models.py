@@ -74,6 +74,8 @@ class Served:
         model = self._loaded()
         try:
             self._describe(model)
+            if model.has_tokenizer:
+                model.tokenize("")  # one that does not fit the model is no error of the first who asks
             self._model, self._sessions = model, self._new_sessions(model)
         except BaseException:
             model.close()
