@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 import bitnet_cli
 from bitnet.model import parallel
@@ -162,7 +163,21 @@ def told_otherwise(argv: list[str]) -> int:
 def test_processes_that_are_told_different_things(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=told_otherwise)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
-    assert "differ in max_context of the model: 64 in process 2, 32 in 1; start all with the same options" in errors
+    assert "differ in max_context of the model: 64 in process 2, 32 in 1; start all with the same options," in errors
+
+
+def of_another_torch(argv: list[str]) -> int:
+    """A run whose second process has an older torch."""
+    if os.environ["RANK"] == "1":
+        torch.__version__ = torch.torch_version.TorchVersion("1.13.1+cpu")
+    return bitnet_cli.main(argv)
+
+
+def test_processes_of_different_versions(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=of_another_torch)
+    ours = torch.__version__.partition("+")[0]
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert f"differ in the version of torch: '1.13.1' in process 2, '{ours}' in 1; start all" in errors
 
 
 def stopped_early(argv: list[str]) -> int:

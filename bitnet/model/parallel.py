@@ -176,7 +176,7 @@ def check_same(told: Mapping[str, object]) -> None:
     dist.broadcast_object_list(box, int(last), device=torch.device("cpu"))
     raise ParallelError(
         f"the processes of this run differ in {name}: {box[0]!r:.60} in process {last + 1:.0f}, {first[name]!r:.60} "
-        "in 1; start all with the same options and files"
+        "in 1; start all with the same options, files and versions"
     )
 
 

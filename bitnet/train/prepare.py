@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig, not_yet
@@ -37,6 +38,7 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 from bitnet.train.texts import check_text, read_data
+from bitnet_runtime import __version__
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
 """Initial scale and bias of similarities: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
@@ -151,10 +153,11 @@ def _told(
     held_out: objectives.HeldOut,
 ) -> dict[str, Any]:  # fmt: skip
     """What has to be the same in all processes of a run, by its name in errors."""
+    versions = {"the version of bitnet-edge": __version__, "the version of torch": torch.__version__.partition("+")[0]}
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
     read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
     model = {f"{name} of the model": value for name, value in config.to_dict().items()}
-    return options | model | {"the step": newest.state["step"] if newest else 0} | read
+    return versions | options | model | {"the step": newest.state["step"] if newest else 0} | read
 
 
 def _size_of_draft(model: Transformer) -> int:
