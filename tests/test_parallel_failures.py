@@ -238,6 +238,18 @@ def test_two_runs_of_the_same_processes(text: str, tmp_path: Path) -> None:
     assert steps(tmp_path / "run")[-1]["loss"] == steps(tmp_path / "run-next")[-1]["loss"]
 
 
+def again_after_a_failure(argv: list[str]) -> int:
+    failed = bitnet_cli.main([*argv, "--data", "nowhere"])
+    return bitnet_cli.main(argv) if failed == 1 else 2
+
+
+def test_a_run_of_the_same_processes_after_one_that_failed(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=again_after_a_failure)
+    assert codes == [0, 0], errors
+    assert re.findall("bitnet: error: .*", errors) == ["bitnet: error: no file, folder or glob matches 'nowhere'"]
+    assert len(steps(tmp_path / "run")) == 8
+
+
 def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         bitnet_cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1

@@ -99,6 +99,10 @@ def joined() -> Iterator[None]:
                 raise ParallelError("another process of this run was stopped by a signal") from None
             raise ParallelError("another process of this run ended without an error; perhaps memory ran out") from None
         raise
+    _leave()
+
+
+def _leave() -> None:
     gc.collect()  # DDP models are in reference cycles and hold the group, whose threads must not outlive Python
     dist.destroy_process_group()
 
@@ -106,6 +110,8 @@ def joined() -> Iterator[None]:
 def _join() -> Store:
     """Initialize the process group as soon as all are there. Returns the store that they share."""
     kept, number, count = _met()
+    if dist.is_initialized():  # a run that failed left its group
+        _leave()
     store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # an earlier run in this process left its keys
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
