@@ -245,6 +245,23 @@ def test_arguments_of_load(path: Path, name: str, value: Any) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_what_is_neither_true_nor_false(value: Any, tmp_path: Path) -> None:
+    path = scripted_model(tmp_path / "chat.bitnet", [b"a"], template=TEMPLATE)
+    said: Any = [{"role": "user", "content": "x"}]
+    with Model.load(path, threads=1) as model:
+        for name, call in (
+            ("receipt", lambda: model.generate("x", receipt=value)),
+            ("receipt", lambda: model.chat(said, receipt=value)),
+            ("draft", lambda: model.session(draft=value)),
+            ("add_generation_prompt", lambda: model.apply_template(said, add_generation_prompt=value)),
+            ("add_generation_prompt", lambda: model.render_template(said, add_generation_prompt=value)),
+        ):
+            with pytest.raises(InvalidParameterError, match=f"^{name} is {value!r}, expected true or false") as caught:
+                call()
+            assert caught.value.param == name
+
+
 def test_arguments_of_sessions(model: Model) -> None:
     with model.session(np.int64(9)) as session:  # type: ignore[arg-type]
         assert session.n_ctx == 9

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bitnet_runtime.defaults import truth
 from bitnet_runtime.dialects import dialect
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, shown
 from bitnet_runtime.text import Tokenizer
@@ -77,6 +78,7 @@ class ChatTemplate:
                 raise InvalidParameterError(
                     f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
+        truth("add_generation_prompt", add_generation_prompt)
         _check_variables({} if variables is None else variables)
         if "developer" not in self.source:  # OpenAI's newer name
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]

@@ -139,6 +139,13 @@ def whole(name: str, value: Any, low: int, high: int, about: str = "") -> int:
     raise InvalidParameterError(f"{name} is {shown(value)}, expected an integer from {low} to {high}{about}", name)
 
 
+def truth(name: str, value: Any) -> bool:
+    """`value`, or InvalidParameterError where it is neither True nor False: "no" would be yes."""
+    if isinstance(value, bool):
+        return value
+    raise InvalidParameterError(f"{name} is {shown(value)}, expected true or false", name)
+
+
 def _checked(name: str, value: Any) -> Any:
     """`value` as the type of the field, or InvalidParameterError."""
     if name == "stop":
@@ -148,9 +155,7 @@ def _checked(name: str, value: Any) -> Any:
     if name == "stop_token_ids":
         return tuple(token_ids(value, name, 2**31))
     if name == "ignore_eos":
-        if isinstance(value, bool):
-            return value
-        raise InvalidParameterError(f"ignore_eos is {shown(value)}, expected true or false", name)
+        return truth(name, value)
     if name in formats.KINDS:
         return formats.format_text(name, value)
     row = FIELDS[name].metadata

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
 from bitnet_runtime.answer import Answer, Guesses, Lookup
-from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.defaults import Sampling, truth
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.ids import NO_TOKEN
@@ -58,7 +58,7 @@ class Stream(Reading):
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
         made before, as that may take seconds. receipt: the result has one. adapter: of a new session. reader: takes
         calls out of the text."""
-        if receipt and pixels is not None:
+        if truth("receipt", receipt) and pixels is not None:
             raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
         if receipt:
             model.digest  # noqa: B018  hashes the file, while nobody waits for a token

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.asynchronous import ModelAsync
-from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
+from bitnet_runtime.defaults import Options, Sampling, resolve, truth, whole, with_options
 from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check_open, naming, shown
 from bitnet_runtime.generation import Stream, finish
@@ -90,12 +90,10 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         if isa is not None and isa not in machine.available_isas():
             expected = ", ".join(machine.available_isas())
             raise InvalidParameterError(f"isa is {shown(isa)}, expected one of {expected}", "isa")
-        for word, value in (("verify", verify), ("mmap", mmap)):
-            if not isinstance(value, bool):  # "no" would be yes
-                raise InvalidParameterError(f"{word} is {shown(value)}, expected True or False", word)
+        skips = {"no_mmap": not truth("mmap", mmap), "no_verify": not truth("verify", verify)}
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
-        fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name, "cache_bytes": most}
+        fields = skips | {"threads": count, "isa": name, "cache_bytes": most}
         fields["image_kv_type"] = KV_TYPES[kv_type]
         named = files_of(adapters)
         paths = [ffi.new("char[]", os.fsencode(path)) for path in named.values()]
@@ -283,9 +281,9 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
         adapter: of the vectors of texts; those of pictures have none.
         """
-        seen = self.require_similarity()
+        seen, apart = self.require_similarity(), truth("probabilities", probabilities)
         logits = scaled(cosines(self.embed_images(images), self.embed(texts, adapter=adapter)), seen)
-        return likely(logits, seen) if probabilities else logits
+        return likely(logits, seen) if apart else logits
 
     def __repr__(self) -> str:
         if self._handle is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.defaults import whole
+from bitnet_runtime.defaults import truth, whole
 from bitnet_runtime.errors import InvalidParameterError, UnsupportedModelError, check, shown
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo, read_image_info
@@ -224,5 +224,5 @@ class ModelShape(ModelAdapters):
     ) -> Any:
         """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
         room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "no_draft": not draft}
+        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "no_draft": not truth("draft", draft)}
         return ffi.new("bn_session_options *", fields | {"adapter": self.adapter_number(adapter)})
