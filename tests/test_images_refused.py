@@ -64,8 +64,8 @@ def arrays() -> dict[str, tuple[Any, str]]:
         "object": (np.array([[None]]), "an array of object"),
         "text": (np.array([["a"]]), "an array of <U1"),
         "bomb": (np.broadcast_to(np.uint8(1), (10**5, 10**5)), "100,000 × 100,000 pixels, expected at most 50,331,648"),
-        "a number": (7, "a int, expected the name of a file"),
-        "nothing": (None, "a NoneType, expected"),
+        "a number": (7, "^7, expected the name of a file"),
+        "nothing": (None, "^None, expected"),
     }
 
 
@@ -128,7 +128,7 @@ def test_paths_that_are_no_files_and_urls_are_refused(tmp_path: Path) -> None:
         "/dev/zero": "not a regular file",
         "a\0b": "null byte",
         "x" * 5000: "too long",
-        "": "No such file",
+        "": "^a picture without a name: No such file",
         "https://example.org/cat.png": "a URL, expected a file, .* nothing is fetched",
         "file:///etc/passwd": "a URL",
         "data:image/png,abc": "expected data:image/png;base64",

@@ -130,7 +130,7 @@ def _name(source: object) -> str:
     if isinstance(source, bytes):
         return f"a picture of {len(source):,} bytes"
     if isinstance(source, (str, os.PathLike)):
-        text = str(source)
+        text = str(source) or "a picture without a name"
         return "a data: URL" if is_data(text) else text if len(text) <= 300 else f"{text[:299]}…"
     return "an image of Pillow"
 

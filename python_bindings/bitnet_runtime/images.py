@@ -159,7 +159,7 @@ def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows, str]:
         image = bytes(image)
     if not (isinstance(image, (str, bytes, os.PathLike)) or is_pillow_image(image)):
         raise ImageError(
-            f"a {type(image).__name__}, expected the name of a file, its bytes, an image of Pillow, or a numpy array"
+            f"{shown(image)}, expected the name of a file, its bytes, an image of Pillow, or a numpy array"
         )
     decoded = Decoded(image, most_pixels)
     return decoded.height, decoded.width, decoded.rows, decoded.name
