@@ -96,6 +96,18 @@ def test_damage_is_one_error(tmp_path: Path, name: str) -> None:
                 assert len(damaged) == len(raw), f"cut off at byte {place} of {len(raw)}, and read as whole"
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("5", "a number"), ("null", "null"), ("[]", "an array"), ("{}", "an object"), ("true", "a boolean"),
+    ],
+)  # fmt: skip
+def test_values_are_called_as_json_calls_them(value: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(f'{{"text": {value}}}\n')
+    with pytest.raises(DataError, match=f'"text" is {name}, expected a string; leave such rows out'):
+        read(tmp_path / "t.jsonl")
+
+
 def test_rows_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table(tmp_path / "null.parquet", [*TEXTS, None, "x"])
     with pytest.raises(DataError, match=r'null\.parquet, row 301: "text" is null, expected a string; leave such rows'):

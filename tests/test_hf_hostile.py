@@ -57,7 +57,7 @@ def test_no_config(tmp_path):
     ("content", "message"),
     [
         (b"{", "not the JSON expected"),
-        (b"[]", "holds a JSON list"),
+        (b"[]", "holds an array, expected an object"),
         (b"\xff\xfe", "not the JSON expected"),
         (b'{"a": 1, "a": 2}', "'a' occurs 2 times"),
         (b'{"a": NaN}', "not a finite number"),

@@ -97,7 +97,7 @@ def test_random_damage_behind_right_checksums(tmp_path: Path, good: bytes) -> No
             "the key 'temperature' occurs 2 times, expected once",
         ),
         (b'{"a": NaN}', "NaN is not JSON"),
-        (b"[]", "is a list, expected a JSON object"),
+        (b"[]", "is an array, expected a JSON object"),
     ],
 )
 def test_metadata_has_one_rule(

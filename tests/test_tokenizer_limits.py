@@ -229,7 +229,7 @@ def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> No
     [
         (b"", "not as the tokenizers library writes it"),
         (b"\xff", "not as the tokenizers library writes it"),
-        (b"[]", "is a list, expected a JSON object"),
+        (b"[]", "is an array, expected a JSON object"),
         (b"{}", "model"),
         (b'{"model": {"type": "BPE"}}', "model"),
         (b'{"model": {"vocab": {}}}', "failed"),

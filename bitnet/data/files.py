@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from bitnet_runtime.errors import json_kind
+
 PLAIN = (".txt", ".md", ".rst", ".py")
 ROWS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -93,8 +95,7 @@ def _instead(record: Any, column: str) -> str:
     if ("image" in record or "images" in record) and column not in record:
         return "this is a record of an image, expected text; a model learns it that has a vision stack, see --vision"
     if column in record:
-        found = "null" if record[column] is None else type(record[column]).__name__
-        return f'"{column}" is {found}, expected a string; leave such rows out'
+        return f'"{column}" is {json_kind(record[column])}, expected a string; leave such rows out'
     names = ", ".join(map(str, record))
     return f'expected an object with a string "{column}", found {names[:200] or "nothing"}; name another with --column'
 

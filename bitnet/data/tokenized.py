@@ -22,6 +22,7 @@ from bitnet.data import corpus, dataset, tokenizer
 from bitnet.data.alike import Index
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
+from bitnet_runtime.errors import json_kind
 
 CONTENTS = "tokens.json"
 
@@ -140,5 +141,5 @@ def contents_of(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder} is no folder of token ids: {error}") from None
     if not isinstance(found, dict):
-        raise DataError(f"{folder / CONTENTS} holds {type(found).__name__}, expected an object")
+        raise DataError(f"{folder / CONTENTS} holds {json_kind(found)}, expected an object")
     return found

@@ -41,6 +41,7 @@ from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.train import manifest, optimizers, runlog
 from bitnet_runtime import terminal
+from bitnet_runtime.errors import json_kind
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CONFIG, STATE, TOKENIZER = "config.json", "state.json", "tokenizer.json"
@@ -267,7 +268,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds {type(value).__name__}, expected an object")
+        raise CheckpointError(f"{file} holds {json_kind(value)}, expected an object")
     return value
 
 

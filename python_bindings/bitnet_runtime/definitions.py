@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bitnet_runtime.errors import TokenizerError
+from bitnet_runtime.errors import TokenizerError, json_kind
 
 MARK = "\ufdd0"  # a code point that is never a character; no token may contain it
 LONGEST, LONGEST_ADDED = 4096, 128  # characters of a token, of an added one
@@ -22,7 +22,7 @@ def parse(definition: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"the tokenizer of the file is not as the tokenizers library writes it: {error}") from None
     if not isinstance(found, dict):
-        raise TokenizerError(f"the tokenizer of the file is a {type(found).__name__}, expected a JSON object")
+        raise TokenizerError(f"the tokenizer of the file is {json_kind(found)}, expected a JSON object")
     _check_merges(found.get("model"))
     return found
 

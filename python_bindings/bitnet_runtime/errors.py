@@ -225,3 +225,10 @@ def shown(value: object, most: int = 100) -> str:
     except Exception:  # such as an integer of 5,000 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def json_kind(value: object) -> str:
+    """What a value of a JSON file is, by the name that JSON has for it."""
+    names = {str: "a string", list: "an array", dict: "an object", bool: "a boolean", type(None): "null"}
+    names |= {int: "a number", float: "a number"}
+    return names.get(type(value), f"of type {type(value).__name__}")  # from a table

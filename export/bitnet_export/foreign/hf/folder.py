@@ -10,6 +10,7 @@ from typing import Any
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import strict_json
 from bitnet_export.packed.recognise import PROBE, recognise
+from bitnet_runtime.errors import json_kind
 
 _POINTER = b"version https://git-lfs"
 MAX_JSON = 8 << 20
@@ -78,5 +79,5 @@ def strict_object(content: bytes, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise SourceError(f"{what} is not the JSON expected: {error}") from None
     if not isinstance(value, dict):
-        raise SourceError(f"{what} holds a JSON {type(value).__name__}, expected an object")
+        raise SourceError(f"{what} holds {json_kind(value)}, expected an object")
     return value
