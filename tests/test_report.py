@@ -16,7 +16,7 @@ import torch
 import bitnet_cli
 from bitnet import process
 from bitnet.presets import PRESETS
-from bitnet.report.figures import PANELS, of_layers, series, smooth
+from bitnet.report.figures import PANELS, of_layers, smooth
 from bitnet.report.page import sample, summary
 from bitnet.train import checkpoint, runlog
 from bitnet.train.checkpoint import Checkpoint
@@ -107,6 +107,7 @@ def test_records_of_any_content_can_be_drawn(record: dict[str, Any], run: Path) 
         assert summary(run, records)["steps"]
         for panel in PANELS:
             panel.draw(Figure().subplots(), records)
+        runlog.plot(records, run / "loss.png", "as a run draws it at its end")
 
 
 def test_codes_that_have_settled_are_not_red() -> None:
@@ -202,6 +203,6 @@ def test_numbers_out_of_records() -> None:
     ]
     tokens, roles = of_layers(records, "absmax")
     assert tokens.tolist() == [10, 20] and list(roles) == ["q k", "o"] and roles["q k"].tolist() == [[1, 2], [2, 2]]
-    at, values = series([{"tokens": 1, "a": {"b": 2}}, {"tokens": 3}, {"a": {"b": 2}}], "a", "b")
+    at, values = runlog.series([{"tokens": 1, "a": {"b": 2}}, {"tokens": 3}, {"a": {"b": 2}}], "a", "b")
     assert (at.tolist(), values.tolist()) == ([1], [2])
     assert smooth(values.repeat(3).cumsum(), 2).tolist() == [2, 3, 5]

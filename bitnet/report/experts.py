@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bitnet.report.figures import DARK, PALE, PANELS, Array, Panel, Records, number, series, smooth
+from bitnet.report.figures import DARK, PALE, PANELS, Panel, smooth
+from bitnet.train.runlog import Array, Records, number, series
 
 
 def of_experts(records: Records) -> tuple[Array, Array]:

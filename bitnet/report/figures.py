@@ -7,17 +7,13 @@ and a figure without any says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bitnet.train.runlog import LOSSES
-
-Records = Sequence[dict[str, Any]]
-Array = NDArray[np.float64]
+from bitnet.train.runlog import Array, Records, held_out, number, series, value_at
 
 ROLES = {"q": "#1f5fa8", "k": "#56a0d3", "v": "#17807e", "o": "#7a4fa3",
          "gate": "#c8553d", "up": "#e09f3e", "down": "#8a6d3b"}  # fmt: skip
@@ -36,30 +32,12 @@ class Panel:
 # ---- numbers out of records ----
 
 
-def number(value: Any) -> float:
-    """A value as float; NaN if it is not a finite number."""
-    return float(value) if type(value) in (int, float) and abs(value) < 1e100 else math.nan
-
-
-def series(records: Records, *path: str) -> tuple[Array, Array]:
-    """Tokens seen, and the number at a path of keys, for the records that have both."""
-    pairs = [(number(record.get("tokens")), number(_at(record, path))) for record in records]
-    found = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
-
-
-def held_out(records: Records) -> tuple[Array, Array]:
-    """Tokens seen, and the loss on held-out text."""
-    found = [series(records, "validation", name) for name in LOSSES]
-    return next((pair for pair in found if len(pair[0])), found[0])
-
-
 def of_layers(records: Records, quantity: str) -> tuple[Array, dict[str, Array]]:
     """Tokens seen (n,), and for each role the values of a quantity of `bitnet.train.telemetry`, (n, layers).
 
     Roles with the same values, such as the inputs of q, k and v, are merged: "q k v".
     """
-    rows = [(number(r.get("tokens")), _at(r, ("layers", quantity))) for r in records]
+    rows = [(number(r.get("tokens")), value_at(r, ("layers", quantity))) for r in records]
     rows = [(tokens, values) for tokens, values in rows if isinstance(values, dict) and not math.isnan(tokens)]
     if not rows:
         return np.empty(0), {}
@@ -84,12 +62,6 @@ def smooth(values: Array, width: int) -> Array:
     starts = np.maximum(ends - width, 0)
     means: Array = (sums[ends] - sums[starts]) / (ends - starts)
     return means
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 # ---- figures ----

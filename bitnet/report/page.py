@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import process
 from bitnet.report.experts import panels
-from bitnet.report.figures import Panel, Records, held_out, series
+from bitnet.report.figures import Panel
 from bitnet.report.output import LARGEST, ReportError, check_out, printable, put, pyplot, saved
 from bitnet.train import runlog
 
@@ -49,25 +49,25 @@ def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
     put(out, page)
 
 
-def summary(run: Path, records: Records) -> Facts:
+def summary(run: Path, records: runlog.Records) -> Facts:
     """The facts at the top of the page, by name."""
     finished = any(r.get("final") for r in records)
     state = "finished" if finished else "running" if process.is_locked(run) else "stopped before its end"
     facts = {"state": state, "steps": f"{max(r['step'] for r in records):,}"}
-    tokens, seconds = series(records, "seconds")
+    tokens, seconds = runlog.series(records, "seconds")
     if len(tokens) and seconds[-1] > 0:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
-    named = (name.removeprefix("nats_per_") for name in runlog.LOSSES if len(series(records, "validation", name)[1]))
-    each = next(named, "pair" if len(series(records, "preference")[1]) else "token")
-    if len(losses := series(records, "loss")[1]):
+    named = (name.removeprefix("nats_per_") for name in runlog.LOSSES if len(runlog.series(records, "validation", name)[1]))
+    each = next(named, "pair" if len(runlog.series(records, "preference")[1]) else "token")
+    if len(losses := runlog.series(records, "loss")[1]):
         facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/{each} (median of the last 20 steps)"
-    if len(nats := held_out(records)[1]):
+    if len(nats := runlog.held_out(records)[1]):
         facts["validation loss"] = f"{nats[-1]:.4f} nats/{each}"
         for name, shown in (("bits_per_byte", "{:.4f} bits/byte"), ("accuracy", "{:.1%} right"),
                             ("right", "{:.1%} of the answers right"), ("margin", "margin {:.3f}"),
                             ("chosen", "reward of the chosen {:+.3f}"),
                             ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
-            if len(found := series(records, "validation", name)[1]):
+            if len(found := runlog.series(records, "validation", name)[1]):
                 facts["validation loss"] += ", " + shown.format(found[-1])
     if asked := next((r["tasks"] for r in reversed(records) if isinstance(r.get("tasks"), dict)), None):
         facts["tasks"] = ", ".join(f"{name} {value:.4g}" for name, value in asked.items() if isinstance(value, float))
@@ -147,7 +147,7 @@ def _generate(model: Any, ids: list[int], n: int, ends: Collection[int]) -> list
 # ---- pages ----
 
 
-def as_html(title: str, facts: Facts, text: str, records: Records) -> bytes:
+def as_html(title: str, facts: Facts, text: str, records: runlog.Records) -> bytes:
     rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
     figures = "".join(
         f"<figure><h2>{html.escape(panel.title)}</h2><p>{html.escape(panel.reading)}</p>"
@@ -179,7 +179,7 @@ pre {{ background: #f5f5f2; padding: 1rem; white-space: pre-wrap; overflow-wrap:
 """
 
 
-def as_png(title: str, facts: Facts, text: str, records: Records) -> bytes:
+def as_png(title: str, facts: Facts, text: str, records: runlog.Records) -> bytes:
     plt = pyplot()
     lines = [part for line in printable(text).expandtabs(4).split("\n") for part in textwrap.wrap(
         line, 150, drop_whitespace=False, replace_whitespace=False) or [""]][:40]  # fmt: skip
@@ -209,13 +209,13 @@ def _words(axes: Any, title: str, lines: list[str]) -> None:
                   textcoords="offset points", va="top", family="monospace", fontsize=9, parse_math=False)  # fmt: skip
 
 
-def _encoded(panel: Panel, records: Records) -> str:
+def _encoded(panel: Panel, records: runlog.Records) -> str:
     figure, axes = pyplot().subplots(figsize=(8, 3.6), layout="constrained")
     _draw(panel, axes, records)
     return base64.b64encode(saved(figure)).decode()
 
 
-def _draw(panel: Panel, axes: Any, records: Records) -> None:
+def _draw(panel: Panel, axes: Any, records: runlog.Records) -> None:
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     drawn = panel.draw(axes, records)

@@ -8,12 +8,19 @@ has validation and zeros. With a draft, steps have its loss, draft, and evaluati
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bitnet.train.reporting import Board
 from bitnet_runtime.terminal import escape
+
+Records = Sequence[dict[str, Any]]
+Array = NDArray[np.float64]
 
 LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
 """The names of the loss in evaluations; the objective decides which is there."""
@@ -91,23 +98,50 @@ def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
+# ---- numbers out of records ----
+
+
+def number(value: Any) -> float:
+    """A value as float; NaN if it is not a finite number."""
+    return float(value) if type(value) in (int, float) and abs(value) < 1e100 else math.nan
+
+
+def series(records: Records, *path: str) -> tuple[Array, Array]:
+    """Tokens seen, and the number at a path of keys, for the records that have both."""
+    pairs = [(number(record.get("tokens")), number(value_at(record, path))) for record in records]
+    found = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def held_out(records: Records) -> tuple[Array, Array]:
+    """Tokens seen, and the loss on held-out text."""
+    found = [series(records, "validation", name) for name in LOSSES]
+    return next((pair for pair in found if len(pair[0])), found[0])
+
+
+def value_at(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+# ---- the plot ----
+
+
+def plot(records: Records, file: Path, title: str) -> None:
     """Plot training and validation loss and the learning rate over the tokens seen, as a PNG."""
     from matplotlib.figure import Figure  # not pyplot, whose global state belongs to the caller
 
-    steps = [r for r in records if "loss" in r]
-    checks = [r for r in records if "validation" in r]
     figure = Figure(figsize=(8, 4.5), dpi=120)
     loss_axis = figure.subplots()
-    loss_axis.plot([r["tokens"] for r in steps], [r["loss"] for r in steps], lw=0.6, color="#9db4c8", label="training")
-    held_out = [next(r["validation"][name] for name in LOSSES if name in r["validation"]) for r in checks]
-    loss_axis.plot([r["tokens"] for r in checks], held_out, marker="o", ms=3, color="#12446b", label="validation")
+    loss_axis.plot(*series(records, "loss"), lw=0.6, color="#9db4c8", label="training")
+    loss_axis.plot(*held_out(records), marker="o", ms=3, color="#12446b", label="validation")
     loss_axis.set(xlabel="tokens", ylabel="nats")
     loss_axis.set_title(escape(title), parse_math=False)
     loss_axis.grid(alpha=0.2)
     loss_axis.legend(frameon=False, loc="upper center")
     rate_axis = loss_axis.twinx()
-    rate_axis.plot([r["tokens"] for r in steps], [r["lr"] for r in steps], lw=0.8, ls=":", color="#b0703c")
+    rate_axis.plot(*series(records, "lr"), lw=0.8, ls=":", color="#b0703c")
     rate_axis.set_ylabel("learning rate", color="#b0703c")
     figure.tight_layout()
     figure.savefig(file)
