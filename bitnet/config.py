@@ -157,6 +157,7 @@ class ModelConfig:
             "image_token": 0,
         }
         none |= {"pooling": "none", "head_bias": False, "logit_softcap": 0.0, "embedding_scale": 1.0, "dropout": 0.0}
+        none |= {"adapter_rank": 0, "adapters": ()}
         draft = layer.replace(
             name="draft", input="draft", n_layers=1, position=position, ternary=TERNARY_LINEARS, **none
         )

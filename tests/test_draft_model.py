@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitnet.config import ModelConfig
+from bitnet.config import ModelConfig, not_yet
 from bitnet.model.draft import STEPS, Steps, accepted
 from bitnet.model.transformer import Transformer
 from bitnet.quant import embedding_rows
@@ -29,6 +29,11 @@ KINDS: list[dict[str, Any]] = [
     {"position": "learned", "embedding_scale": 3.0, "qk_norm": True, "post_norm": True},
     {"n_experts": 3, "experts_per_token": 2, "ffn": "plain", "head_format": "f32"},
 ]
+
+
+def test_a_draft_has_no_adapters() -> None:
+    config = SMALL.replace(draft=None, adapter_rank=4, adapters=("q", "down")).with_draft()
+    assert config.adapters and not_yet(config) == []
 
 
 def made(changes: dict[str, Any], seed: int = 0) -> Transformer:
