@@ -96,19 +96,20 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
-def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
+def separator(tokenizer: Tokenizer, generation: Mapping[str, Any], packed: bool = False) -> int:
     """The token before every document: the start token of the model, else an end token, else the one that the
     tokenizer itself adds before a text, as BERT's does.
 
-    generation: defaults of a checkpoint. Raises ValueError if there is none.
+    generation: defaults of a checkpoint. packed: both are of a packed file. Raises ValueError if there is none.
     """
     ends = generation.get("eos_token_ids") or []
     for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1], *tokenizer.encode("").ids[:1]):
         if _is_token(tokenizer, token):
             return int(token)
+    where = " of its source, and write the packed file again" if packed else ""
     raise ValueError(
         f"the tokenizer has no {END} and nothing names its start and end tokens, so documents would run together; "
-        'put a tokenizer_config.json with "bos_token" or "eos_token" beside the tokenizer.json'
+        f'put a tokenizer_config.json with "bos_token" or "eos_token" beside the tokenizer.json{where}'
     )
 
 

@@ -32,7 +32,7 @@ def evaluate(
     """Evaluate on the records that `data` names. scratch: a folder for their files; limit: tokens, 0 for all."""
     seen, generation = model.image, model.metadata.get("generation") or {}
     assert seen
-    first = tokenizer.separator(words, generation)
+    first = tokenizer.separator(words, generation, packed=True)
     made = model.processor
     sizes = seen.image_size, seen.channels, seen.n_tokens
     sight = Sight(*sizes, seen.pixel_mean, seen.pixel_std, made.resize, made.filter)

@@ -167,7 +167,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     if not model.has_tokenizer:
         raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
-    first = tokenizer.separator(words, model.metadata.get("generation") or {})
+    first = tokenizer.separator(words, model.metadata.get("generation") or {}, packed=True)
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     if conversations.among(args.data):
         raise ValueError(
