@@ -10,7 +10,8 @@ from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.tools import ToolCall
 
 Finish = Literal["stop", "length", "cancelled"]
-"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
+"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()`, `Session.cancel()` or an
+error, which whoever reads the text gets."""
 
 
 class Piece(NamedTuple):
