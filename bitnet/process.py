@@ -83,6 +83,19 @@ def unheard() -> None:
     os.close(nowhere)
 
 
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """A context in which nothing is written to stderr, by C code neither."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    unheard()
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 @dataclass
 class Claim:
     """A run folder that is ours; `begun`: the run has something in it to resume from."""

@@ -195,6 +195,20 @@ def test_a_signal_to_one_process_before_the_first_step(text: str, tmp_path: Path
     ]
 
 
+def outlives_the_store(argv: list[str]) -> int:
+    """Of two processes the first, which hosts the store, is gone at once; the second notices."""
+    with parallel.joined():
+        if os.environ["RANK"] == "0":
+            os._exit(3)
+        parallel.wait_for_first()
+    return 0
+
+
+def test_a_process_that_outlives_the_first_ends_without_a_word(tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", work=outlives_the_store)
+    assert (codes, errors) == ([3, 1], "")
+
+
 def alone(text: str, folder: Path, port: int) -> Process:
     """The first process of a pair, whose second never comes."""
     argv = ["train", "--out", str(folder / "run"), *TINY, "--data", text]

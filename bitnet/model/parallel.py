@@ -129,7 +129,8 @@ def take_gpu() -> None:
 def _speaks(store: Store) -> bool:
     """Whether this process was the first to fail."""
     try:
-        return bool(store.add("failed", 1) == 1)
+        with process.muted():  # torch writes a page of C++ where it raises this error
+            return bool(store.add("failed", 1) == 1)
     except RuntimeError:  # the process that hosts the store has exited
         return False
 
