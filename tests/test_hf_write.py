@@ -286,6 +286,21 @@ def test_greedy_defaults(tmp_path: Path) -> None:
     assert found == {"bos_token_id": None, "eos_token_id": None, "do_sample": False}
 
 
+@pytest.mark.parametrize("ffn_dim", [21, 24])
+def test_experts_that_transformers_cannot_group_are_told(ffn_dim: int, tmp_path: Path) -> None:
+    config = ModelConfig(
+        vocab_size=64, dim=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=ffn_dim, max_context=32,
+        ternary=(), head_format="f32", sub_norm=False, activation="silu", n_experts=3, experts_per_token=2,
+    )  # fmt: skip
+    random_model(config, tmp_path / "m")
+    notes = write_folder(tmp_path / "m", tmp_path / "hf").notes
+    told = [note for note in notes if "rows of 32 and 21 numbers" in note]
+    assert bool(told) == (ffn_dim == 21) and all('experts_implementation="eager"' in note for note in told)
+    how = {"experts_implementation": "eager"} if told else {}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32, **how)
+    assert model(torch.arange(8)[None]).logits.shape == (1, 8, 64)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -114,6 +114,11 @@ def write_folder(
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
     if any(_is_int8_linear(record) for record in file.tensors.values()):
         notes.append("linear layers of int8 are for transformers alone: this folder cannot be converted again")
+    if config.n_experts and (config.dim % 8 or config.ffn_dim % 8):  # numbers of bf16
+        notes.append(
+            f"experts have rows of {config.dim} and {config.ffn_dim} numbers, and transformers multiplies rows of "
+            'multiples of 16 bytes: load it with experts_implementation="eager"'
+        )
     notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     method = ", quant_method bitnet" if quantizes(file) else ""
     return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
