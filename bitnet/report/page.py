@@ -57,8 +57,9 @@ def summary(run: Path, records: runlog.Records) -> Facts:
     tokens, seconds = runlog.series(records, "seconds")
     if len(tokens) and seconds[-1] > 0:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
-    named = (name.removeprefix("nats_per_") for name in runlog.LOSSES if len(runlog.series(records, "validation", name)[1]))
-    each = next(named, "pair" if len(runlog.series(records, "preference")[1]) else "token")
+    learnt = "nats_per_pair" if len(runlog.series(records, "preference")[1]) else "nats_per_token"
+    measured = (name for name in runlog.LOSSES if len(runlog.series(records, "validation", name)[1]))
+    each = next(measured, learnt).removeprefix("nats_per_")
     if len(losses := runlog.series(records, "loss")[1]):
         facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/{each} (median of the last 20 steps)"
     if len(nats := runlog.held_out(records)[1]):
