@@ -117,7 +117,7 @@ def test_rows_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DataError, match=r"wrong\.parquet, row 2 is not UTF-8 \(byte 0\)"):
         read(tmp_path / "wrong.parquet")
     (tmp_path / "a.jsonl.zst").write_bytes(zstd(lines(["a", 3])))
-    with pytest.raises(DataError, match=r'a\.jsonl\.zst, line 2: "text" is int, expected a string'):
+    with pytest.raises(DataError, match=r'a\.jsonl\.zst, line 2: "text" is a number, expected a string'):
         read(tmp_path / "a.jsonl.zst")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "\xff"}\n'))
     with pytest.raises(DataError, match=r"b\.jsonl\.gz, line 2 is not UTF-8 \(byte 10\)"):

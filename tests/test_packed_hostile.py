@@ -121,7 +121,7 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     [
         (b"\xff\xfe", "METADATA is not good JSON"),
         (b"{", "METADATA is not good JSON"),
-        (b"[1]", "METADATA is an array, expected a JSON object"),
+        (b"[1]", "METADATA is [1], expected a JSON object"),
         (b'{"a": 1, "a": 2}', "the key 'a' occurs 2 times, expected once"),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b"[" * 200_000, "METADATA is not good JSON"),

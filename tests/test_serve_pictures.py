@@ -13,8 +13,10 @@ from PIL import Image
 
 from bitnet_runtime import Model
 from servers import post, served
-from test_model_images import packed
+from test_model_images import IMAGE, VOCAB, packed
 from vision_models import CLIP, PALIGEMMA, TOWERS
+
+ASKS = PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE)
 
 
 def urls(n: int) -> list[str]:
@@ -28,7 +30,7 @@ def urls(n: int) -> list[str]:
 
 @pytest.mark.parametrize("config", [TOWERS, CLIP], ids=["siglip", "clip"])
 def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> None:
-    path = packed(tmp_path / "sees.bitnet", config)
+    path = packed(tmp_path / "sees.bitnet", config.replace(vocab_size=VOCAB))
     given = urls(3)
     with Model.load(path, threads=1) as model, served(path) as serving:
         expected = model.embed_images(given)
@@ -57,12 +59,12 @@ def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> N
 
 
 def test_an_image_token_without_an_image_is_of_the_prompt(tmp_path: Path) -> None:
-    with served(packed(tmp_path / "asks.bitnet", PALIGEMMA)) as serving:
-        status, answer = post(serving, "/v1/completions", {"prompt": [PALIGEMMA.image_token]})
+    with served(packed(tmp_path / "asks.bitnet", ASKS)) as serving:
+        status, answer = post(serving, "/v1/completions", {"prompt": [IMAGE]})
         assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
 def test_a_model_whose_pictures_are_no_vectors_says_so(tmp_path: Path) -> None:
-    with served(packed(tmp_path / "asks.bitnet", PALIGEMMA)) as serving:
+    with served(packed(tmp_path / "asks.bitnet", ASKS)) as serving:
         status, answer = post(serving, "/v1/embeddings", {"input": {"image": urls(1)[0]}})
         assert (status, answer["error"]["code"]) == (400, "unsupported_by_model")

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_runtime.errors import json_kind
 
 from . import encodings, records, strict_json
 from .content import Content
@@ -124,7 +123,7 @@ class Parsed:
             metadata = strict_json.parse(self.section(records.METADATA) or b"{}")
         except ValueError as error:
             raise PackedFormatError(f"METADATA is not good JSON: {error}") from None
-        _require(isinstance(metadata, dict), f"METADATA is {json_kind(metadata)}, expected a JSON object")
+        _require(isinstance(metadata, dict), f"METADATA is {metadata!r:.80}, expected a JSON object")
         return dict(metadata)
 
     def _read_stacks(self) -> tuple[ModelConfig, ...]:
