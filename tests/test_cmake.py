@@ -161,7 +161,7 @@ def test_the_page_of_c_builds_for_another_machine(tmp_path: Path) -> None:
     (shown,) = [text for text in fenced if "aarch64" in text]
     (program,) = [text for text in fenced if "int main(" in text]
     (tmp_path / "my_program.c").write_text(program, encoding="utf-8")
-    shown = shown.replace("cmake ", f"{cmake_command()} ").replace("-S .", f"-S {ROOT}")
+    shown = shown.replace("cmake ", f"'{cmake_command()}' ").replace("-S .", f"-S '{ROOT}'")
     subprocess.run(["sh", "-ec", shown], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     header = (tmp_path / "my_program").read_bytes()[:20]
     assert header[:4] == b"\x7fELF" and header[18] == 183  # AArch64

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults
-from bitnet_runtime.errors import ModelFormatError, TemplateError, TokenizerError, check, json_kind, shown
+from bitnet_runtime.errors import ModelFormatError, TemplateError, TokenizerError, check, shown
 from bitnet_runtime.formats import held_to
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.once import once
@@ -99,7 +99,7 @@ class ModelFacts(ModelShape):
         except (ValueError, RecursionError) as error:
             raise ModelFormatError(f"{self.path}: the metadata is not good JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ModelFormatError(f"{self.path}: the metadata is {json_kind(value)}, expected a JSON object")
+            raise ModelFormatError(f"{self.path}: the metadata is {shown(value)}, expected a JSON object")
         return value
 
     def _token_ids(self, generation: Mapping[str, Any], key: str) -> list[int]:
