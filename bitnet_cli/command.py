@@ -130,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # as the answer goes out
         return 130
     except OSError as error:  # the reader is gone, or the disk is full; Python would fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from bitnet_runtime.terminal import discard
+
+        discard(sys.stdout.fileno())
         if code or isinstance(error, BrokenPipeError):  # the reason was given, or there is nobody to tell
             return code or 1
         return _fail(f"{error.strerror}: standard output")

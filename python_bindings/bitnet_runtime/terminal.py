@@ -34,4 +34,11 @@ def say(text: str) -> None:
     try:
         print(escape(text, keep="\n\t"), file=sys.stderr, flush=True)
     except OSError:  # Python would try again at exit, and fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        discard(sys.stderr.fileno())
+
+
+def discard(descriptor: int) -> None:
+    """Redirect what is written to it, which nobody can read any more, to the null device."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
