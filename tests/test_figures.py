@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 TABLES = [  # page, what the first line of the table begins with, pages of results
-    ("README.md", "| | here | compared with |", ("scaling", "qat_gap-1m", "vs_llama_cpp-bitnet-2b4t")),
+    (
+        "README.md",
+        "| | here | compared with |",
+        ("scaling", "qat_gap-1m", "vs_llama_cpp-bitnet-2b4t", "peers-ik_llama.cpp"),
+    ),
     ("docs/performance.md", "| | threads | here | of the limit |", ("vs_llama_cpp-bitnet-2b4t",)),
     ("docs/performance.md", "| | here | llama.cpp |", ("vs_llama_cpp-bitnet-2b4t",)),
     ("docs/performance.md", "| beside ik_llama.cpp |", ("peers-ik_llama.cpp",)),
