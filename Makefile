@@ -2,7 +2,7 @@
 #
 #   make demo      train a small model, export and verify it, generate text
 #   make vision    train two models on pictures, export and verify them, try them on new pictures
-#   make test      the C tests and the Python tests
+#   make test      the C tests and the Python tests; TESTS=tests/test_chat.py: of these one file
 #   make lint      formatting, lint and types          make format   rewrite the formatting
 #   make sanitize  tests under ASan and UBSan          make coverage coverage of the parsers
 #   make clients   third-party clients, and random requests, against the server
@@ -63,7 +63,7 @@ test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING $(CMAKE_OPTIONS)
 	$(BIN)/cmake --build build/test --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/test --output-on-failure --parallel $(JOBS)
-	$(PYTEST)
+	$(PYTEST) $(TESTS)
 
 lint: .venv/test
 	$(BIN)/ruff check .
