@@ -3,19 +3,23 @@ test_serve_load."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
 from bitnet_serve import application, chat, completions, embeddings, fields, messages, responses
 from bitnet_serve.application import Options
+from bitnet_serve.guard import Guard
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, idle, post, request, served, until, wait
@@ -280,6 +284,7 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
             assert request(serving, "GET", path)[0] == 200
         assert request(serving, "GET", "/version")[0] == 401
         assert request(serving, "GET", "/version", headers=key)[2] == {"version": __version__}
+        assert request(serving, "GET", "/version", headers={"authorization": "bearer geheim"})[0] == 200
         for wrong in ({}, {"authorization": "Bearer x"}, {"authorization": "geheim"}, {"x-api-key": "é" * 5000}):
             status, headers, answer = request(serving, "GET", "/v1/models", headers=wrong)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
@@ -288,17 +293,41 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
         assert request(serving, "GET", "/v1/models", headers={"x-api-key": "andere"})[0] == 200
         for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
             assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 403
-        for host in ("localhost", "LOCALHOST:1", "[::1]:8080"):
+        for host in ("localhost", "LOCALHOST:1", "[::1]:8080", "[::1]"):
             assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 200
         for evil in ("https://evil.example", "null"):
             status, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": evil})
             assert status == 403 and "access-control-allow-origin" not in headers
         _, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": origin})
-        assert headers["access-control-allow-origin"] == origin
+        assert headers["access-control-allow-origin"] == origin and headers["vary"] == "origin"
         status, headers, _ = request(serving, "GET", "/v1/models", headers={"origin": origin})
         assert (status, headers["access-control-allow-origin"]) == (401, origin), "the page reads why"
         status, headers, _ = request(serving, "OPTIONS", CHAT, headers={"origin": origin})
         assert status == 200 and headers["access-control-allow-methods"] == "GET, POST"
+
+
+def test_pages_of_any_site_may_ask_where_all_are_allowed(tmp_path: Path) -> None:
+    with served(small_model(tmp_path), cors_origins=["*"]) as serving:
+        status, headers, _ = request(serving, "GET", "/v1/models", headers={"origin": "https://any.example"})
+        assert (status, headers["access-control-allow-origin"]) == (200, "https://any.example")
+
+
+def test_a_client_is_a_key_or_else_an_address() -> None:
+    """Whose places and turns are counted: those of one key, wherever it asks from, and not of all behind a proxy."""
+
+    def client_of(keys: list[str], given: bytes) -> tuple[object, object]:
+        seen: dict[str, Any] = {}
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.update(scope["state"])
+
+        headers = [(b"authorization", b"Bearer " + given)]
+        scope = {"type": "http", "method": "GET", "path": "/version", "headers": headers, "client": ("10.0.0.1", 1)}
+        asyncio.run(Guard(app, keys, (), (), ())(scope, AsyncMock(), AsyncMock()))
+        return seen["who"], seen["client"]
+
+    assert client_of(["one", "two"], b"two") == (b"two", b"two")
+    assert client_of([], b"two") == (None, "10.0.0.1")
 
 
 def test_an_open_server_may_be_called_by_some_names_alone(tmp_path: Path) -> None:
