@@ -14,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 import bitnet_cli
-from bitnet.data import corpus, dataset, tokenizer
+from bitnet.data import corpus, dataset, preferences, tokenizer
+from bitnet_runtime.text import Tokenizer as Engine
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}
@@ -50,6 +51,23 @@ def test_end_token(kind: str, tmp_path: Path) -> None:
     for t in (made, tokenizer.load(file)):
         assert 0 not in encode(t, text) and t.decode(encode(t, text)) == text  # typed by a user, it is plain text
         assert t.decode([0, *encode(t, "x")], skip_special_tokens=True) == "x"
+
+
+def test_special_tokens_within_reach_of_a_model_are_text_when_spelled(tmp_path: Path) -> None:
+    """A Unigram model makes </s> of a text with this tag of HTML, where the engine sees characters."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((chr(code), -8.0) for code in range(33, 127))]
+    words = Tokenizer(models.Unigram(pieces, 0, False))
+    words.add_special_tokens(["<unk>", "<s>", "</s>"])
+    file = tmp_path / "tokenizer.json"
+    words.save(str(file))
+    words, text = tokenizer.load(file), "a<s>b</s>c"
+    expected = Engine(file.read_bytes(), 99).encode(text)
+    assert len(expected) == len(text) and encode(words, text) != expected
+    assert dataset.tokenize([text, "c"], words, tmp_path, "train", 1).ids.tolist() == [1, *expected, 1, expected[-1]]
+    (chosen, _) = preferences.Spelling(words, 1, 2, None).pair(preferences.Preference("a<s>", "b</s>c", "c"))
+    assert chosen.ids.tolist() == [1, *expected, 2]
+    (unknown,) = tokenizer.encoder(words)(["é</s>"])
+    assert unknown[0] == 0 and unknown[1:] == expected[5:9]
 
 
 def test_a_file_that_cuts_texts_and_fills_them_up(tmp_path: Path) -> None:

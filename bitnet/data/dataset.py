@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from bitnet import process
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError
-from bitnet.data.tokenizer import END_ID, vocabulary_size
+from bitnet.data.tokenizer import END_ID, encoder, vocabulary_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,11 +157,12 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
     dtype = "uint16" if vocabulary_size(tokenizer) <= 1 << 16 else "uint32"
     file = folder / f"{name}-{digest}.bin"
     if not file.exists():
+        encode = encoder(tokenizer)
         try:
             with process.written(file) as out:
                 for portion in _portions(of):
-                    for encoding in tokenizer.encode_batch(portion, add_special_tokens=False):
-                        out.write(np.array([first, *encoding.ids], dtype).tobytes())
+                    for ids in encode(portion):
+                        out.write(np.array([first, *ids], dtype).tobytes())
         except OSError as error:  # a full disk, whose error does not name the file
             error.filename = error.filename or str(file)
             raise

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bitnet.data import beside
+from bitnet.data import beside, tokenizer
 from bitnet.data.conversations import Conversation, Messages, conversation, records_of
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dialogues import Encoder
@@ -143,6 +143,7 @@ class Spelling:
 
     def __init__(self, words: Tokenizer, first: int, end: int, encoder: Encoder | None) -> None:
         self.words, self._first, self._end, self._encoder = words, first, end, encoder
+        self._encode = tokenizer.encoder(words)
 
     def pair(self, preference: Preference) -> tuple[Dialogue, Dialogue]:
         prompt, chosen, rejected = preference
@@ -152,7 +153,7 @@ class Spelling:
         return self._talk(chosen, same), self._talk(rejected, same)
 
     def _text(self, prompt: str, answer: str) -> Dialogue:
-        asked, ids = (self.words.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + answer))
+        asked, ids = self._encode([prompt, prompt + answer])
         same = next((i for i, (a, b) in enumerate(zip(asked, ids, strict=False)) if a != b), min(len(asked), len(ids)))
         ids = [self._first, *ids, self._end]
         return Dialogue(np.array(ids, np.int32), np.arange(len(ids)) > same)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,25 @@ def parse(definition: str, what: str) -> Tokenizer:
         return _plain(Tokenizer.from_str(definition))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{what} is not a tokenizer.json of the tokenizers library: {error}") from None
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[Sequence[str]], Iterator[list[int]]]:
+    """Encodes texts as the engine does: what spells a special token is text, also where the model of the tokenizer has
+    that token, as Unigram's have </s>, which is HTML, too."""
+    from bitnet_runtime import definitions, text
+
+    definition = tokenizer.to_str().encode()
+    _, within = definitions.out_of_reach(definitions.parse(definition))
+    special = {tokenizer.token_to_id(each) for each in within}
+    engine = text.Tokenizer(definition, vocabulary_size(tokenizer)) if within else None
+
+    def encode(texts: Sequence[str]) -> Iterator[list[int]]:
+        found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for each, encoding in zip(texts, found, strict=True):
+            ids: list[int] = encoding.ids
+            yield engine.encode(each, add_bos=False) if engine and not special.isdisjoint(ids) else ids
+
+    return encode
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
