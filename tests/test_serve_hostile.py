@@ -240,6 +240,21 @@ def test_huge_bodies(serving: Serving) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("head", [b"content-length: %d\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n%x\r\n"])
+@pytest.mark.parametrize(("more", "status"), [(0, b"400"), (1, b"413")])
+def test_the_largest_body_that_is_taken(serving: Serving, head: bytes, more: int, status: bytes) -> None:
+    n = application.TEXT_BODY + more
+    sent = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + head % n
+    with connect(serving, sent + b" " * n + b"\r\n0\r\n\r\n" * (b"chunked" in head)) as connection:
+        assert until(connection, b"\r\n").split()[1] == status
+
+
+def test_fields_that_are_null_are_missing(serving: Serving) -> None:
+    """As clients send all that they know."""
+    names = ("stream", "stream_options", "stop", "temperature", "tools", "tool_choice", "response_format", "n")
+    assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | dict.fromkeys(names))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [(b"null", "the body is None, expected a JSON object"), (b'{"n": ' + b"9" * 5000 + b"}", "5,000 digits")],
