@@ -24,7 +24,8 @@ def read_text(file: Path | None) -> str | None:
     if len(found) > MOST:
         raise ValueError(f"{where} has more than {MOST >> 20} MiB, expected a text")
     try:
-        return io.TextIOWrapper(io.BytesIO(found), encoding="utf-8").read()  # which knows all ends of lines
+        text = io.TextIOWrapper(io.BytesIO(found), encoding="utf-8").read()  # which knows all ends of lines
+        return text.removeprefix("\ufeff")  # as files of Windows begin, and training leaves out, too
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start} is {error.object[error.start]:#04x}"
         raise ValueError(f"{where}: {wrong}, expected UTF-8 text") from None

@@ -26,7 +26,7 @@ def test_one_record_in_every_form(tmp_path: Path) -> None:
     folder = tmp_path / "folder" / "deeper"
     list(halves(folder, 3))
     for i in range(3):
-        (folder / f"{i}.txt").write_text("grün, \n blau\n", encoding="utf-8")
+        (folder / f"{i}.txt").write_text("grün, \n blau\n", encoding="utf-8-sig" if i else "utf-8")
     said = [[record[1:3] for record in read(place)] for place in (by_line, by_row, tmp_path / "folder")]
     assert said == [[("", "grün, \n blau")] * 3] * 3
     content = [[record.images[0].read_bytes() for record in read(place)] for place in (by_line, tmp_path / "folder")]

@@ -120,7 +120,7 @@ def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:
     for picture in pictures:
         text = picture.with_suffix(".txt")
         try:
-            caption = text.read_text(encoding="utf-8").strip()
+            caption = text.read_text(encoding="utf-8").removeprefix("\ufeff").strip()
         except FileNotFoundError:
             raise DataError(f"{picture} has no text beside it, expected its caption in {text.name}") from None
         except UnicodeDecodeError as error:
