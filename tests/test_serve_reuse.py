@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from bitnet_cli.verbs import serve
@@ -16,7 +18,7 @@ from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import sessions
 from bitnet_serve.server import Serving
-from bitnet_serve.sessions import Memory, Sessions
+from bitnet_serve.sessions import Kept, Memory, Sessions
 from runtime_models import SMALL, small_model
 from servers import post, served
 
@@ -52,6 +54,14 @@ def test_the_longest_beginning_is_reused(serving: Serving) -> None:
     assert ask(serving, other[:50])[0] == 0  # less than a block
     reused, scored = ask(serving, other, echo=True)
     assert reused == 0 and scored["logprobs"]["token_logprobs"][140:] == answer["logprobs"]["token_logprobs"]
+
+
+def test_none_goes_on_in_a_session_that_has_no_room_for_it(serving: Serving) -> None:
+    """One that is scored gets a session of its own length."""
+    text = [9, *range(100)]
+    ask(serving, text, echo=True, max_tokens=1)
+    reused, answer = ask(serving, [*text, *range(50)])
+    assert reused == 0 and len(answer["logprobs"]["tokens"]) == 20
 
 
 def test_a_short_text_is_not_kept_as_is_said(serving: Serving) -> None:
@@ -163,6 +173,51 @@ def test_what_forks_keep_of_texts_that_went_is_counted(tmp_path: Path) -> None:
         assert reused > 5000 and most <= 4 * size
 
 
+def test_what_a_text_keeps_and_does_not_see_goes_on_with_it(serving: Serving) -> None:
+    """Of two with the same beginning the one with less of it is taken; at a whole context of it, none is."""
+    model = serving.models["small-0-256"].model
+    keep = Sessions(model, Memory(64 * model.session().nbytes, 0.5))
+
+    def text(prompt: list[int]) -> tuple[int, int]:
+        session, same = keep.begin([*prompt, 0], len(prompt) + 1, None)
+        session.feed(prompt[same:])
+        keep.end(session, None)
+        return same, keep._kept[-1].idle
+
+    first = [1] * 200
+    assert text(first) == (0, 0)
+    assert text([*first[:100], *[2] * 50]) == (100, 100)
+    assert text([*first, *[3] * 10]) == (200, 0)
+    assert text(fourth := [*first[:80], *[4] * 50]) == (80, 130)
+    assert text(fifth := [*fourth[:100], *[5] * 100]) == (100, 160)
+    assert text(sixth := [*fifth[:150], *[6] * 100]) == (150, 210)
+    assert text([*sixth[:160], 7]) == (0, 0)
+
+
+def test_a_beginning_that_many_go_on_from_stays(serving: Serving) -> None:
+    model = serving.models["small-0-256"].model
+    keep = Sessions(model, Memory(64 * model.session().nbytes, 1))
+    first = [1] * 200
+    for prompt, expected in [(first, 0), *(([*first[:80], *[i] * 50], 80) for i in range(2, 30)), ([*first, 0], 200)]:
+        session, same = keep.begin([*prompt, 0], len(prompt) + 1, None)
+        assert same == expected
+        session.feed(prompt[same:])
+        keep.end(session, None)
+
+
+def test_memory_is_counted_exactly() -> None:
+    def kept(size: int) -> Kept:
+        anything: Any = Mock()
+        return Kept(anything, anything, np.zeros(0, np.int32), None, 0, size)
+
+    memory = Memory(100, 1)
+    assert memory.take(90, "a") and not memory.keep(kept(20), ())
+    assert memory.keep(first := kept(10), ()) and not memory.keep(kept(1), ())
+    assert memory.keep(second := kept(5), (first,)) and memory.kept == [second]
+    memory.give(90)
+    assert memory.take(100, "a") and not memory.kept and not memory.take(1, "a")
+
+
 def test_texts_take_no_more_than_their_budget(tmp_path: Path) -> None:
     """Requests beyond it wait for those that run, and what was kept gives way; all get the bits of an answer alone."""
     path = small_model(tmp_path, config=SMALL.replace(max_context=2048))
@@ -201,9 +256,10 @@ def test_it_can_be_turned_off(serving: Serving) -> None:
 
 
 def test_layers_with_a_window_start_anew_where_they_forgot(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = small_model(tmp_path_factory.mktemp("windows"), config=SMALL.replace(sliding_window=16))
+    windows = SMALL.replace(sliding_window=16, max_context=2048)
+    path = small_model(tmp_path_factory.mktemp("windows"), config=windows)
     with served(path) as serving, Model.load(path, threads=1) as alone:
-        text = [i % 250 for i in range(150)]
-        for prompt in (text, text, text[:100], [*text, 7, 8]):
-            _, answer = post(serving, "/v1/completions", {"prompt": prompt, "max_tokens": 9, "seed": 1})
-            assert answer["choices"][0]["text"] == alone.generate(prompt, max_tokens=9, seed=1).text
+        text = [i % 250 for i in range(1000)]  # the first blocks are free
+        for prompt, held in ((text, 0), (text, 999), (text[:500], 0), ([*text, 7, 8], 1000)):
+            found, answer = ask(serving, prompt, logprobs=None)
+            assert (found, answer["text"]) == (held, alone.generate(prompt, max_tokens=20, seed=5).text)
