@@ -10,15 +10,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.request import Request, urlopen
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model, Session
+from bitnet_export import random_adapter
+from bitnet_runtime import InvalidParameterError, Model, ModelTooLargeError, Session
 from bitnet_serve import sessions
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import Memory, Sessions
-from bitnet_serve.stored import Folder
+from bitnet_serve.stored import Folder, Shelved
 from runtime_models import small_model
 from servers import post, served, wait
 
@@ -185,6 +187,37 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
         Folder(tmp_path / "not there" / "none", 1, [])
     with pytest.raises(InvalidParameterError, match="is no folder"):
         Folder(files(folder)[0], 1, [])
+
+
+def test_which_texts_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same model, in the order of their last use; and a text that went is not left behind."""
+    path, folder = small_model(tmp_path), tmp_path / "cache"
+    random_adapter(path, tmp_path / "a.bitnet", rank=4)
+    store = Folder(folder, 10**9, [])
+
+    def read(model: Model, shelved: Shelved | None = None) -> list[tuple[int, str | None]]:
+        return [(each.tokens[0], each.adapter) for each, _ in (shelved or store.of("m")).read(model)]
+
+    with Model.load(path, threads=1, adapters=[tmp_path / "a.bitnet"]) as model:
+        one, two, adapted = model.session(), model.session(), model.session(adapter="a")
+        for session, token in ((one, 1), (two, 2), (adapted, 1)):
+            session.feed([token] * 70)
+        shelved = store.of("m")
+        shelved.write([(one, None), (two, None), (adapted, None)])
+        assert read(model) == [(1, None), (2, None), (1, "a")]
+        shelved.write([(two, None), (adapted, None), (one, None)])  # nothing new is written
+        assert read(model) == [(2, None), (1, "a"), (1, None)]
+        for others in ({"kv_type": "int8"}, {"n_ctx": 128}):
+            with Model.load(path, threads=1, adapters=[tmp_path / "a.bitnet"], **others) as other:
+                assert not read(other) and len(files(folder)) == 3
+        with monkeypatch.context() as patch:
+            patch.setattr(Model, "load_session", Mock(side_effect=ModelTooLargeError("no memory now")))
+            assert not read(model) and len(files(folder)) == 3, "it may fit another time"
+        again = store.of("m")
+        assert len(read(model, again)) == 3
+        again.write([(two, None)])
+        assert read(model) == [(2, None)] and len(files(folder)) == 1
+    store.close()
 
 
 def test_what_is_no_text_does_not_keep_the_folder_from_its_bound(tmp_path: Path) -> None:
