@@ -21,7 +21,7 @@ class Lines:
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):
             # A pipe has UTF-8 in every locale, as a file has; one invalid byte should end a message, not the program.
-            sys.stdin.reconfigure(encoding=None if self.typed else "utf-8", errors="surrogateescape")
+            sys.stdin.reconfigure(encoding=None if self.typed else "utf-8-sig", errors="surrogateescape")
         if self.typed and sys.stdout.isatty():
             self._edit()
 

@@ -78,9 +78,9 @@ def test_a_message_that_is_no_text_ends_itself_only(models: Path) -> None:
 def test_a_pipe_has_utf8_in_every_locale(models: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = prompts(piped(models / "chat", "né", "日本").stderr)
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
-    done = subprocess.run(
-        [sys.executable, "-m", "bitnet", "chat", str(models / "chat")], input="né\n日本\n".encode(), capture_output=True
-    )
+    command = [sys.executable, "-m", "bitnet", "chat", str(models / "chat")]
+    typed = "né\n日本\n".encode("utf-8-sig")  # as editors of Windows write it
+    done = subprocess.run(command, input=typed, capture_output=True)
     assert (done.returncode, prompts(done.stderr.decode(encoding))) == (0, sent)
 
 
