@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -283,6 +284,9 @@ def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
     lines.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b')
     with pytest.raises(corpus.DataError, match="line 2: not JSON: Unterminated string starting at character 10"):
         list(corpus.Documents([str(lines)]))
+    for name, data in (("b.txt", b"\xef\xbb\xbfa"), ("b.csv", b"\xef\xbb\xbftext\r\na\r\n")):
+        (tmp_path / name).write_bytes(data)
+        assert list(corpus.Documents([str(tmp_path / name)])) == ["a"]
     config = tmp_path / "c.toml"
     config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')
     with pytest.raises(ValueError, match=r"""data is 'a', expected list, such as \["a"\]"""):
@@ -295,6 +299,17 @@ def test_a_compressed_file_of_no_bytes_is_cut_off(name: str, tmp_path: Path) -> 
     (tmp_path / name).touch()
     with pytest.raises(corpus.DataError, match=f"{name} is damaged or cut off: it has 0 bytes"):
         list(corpus.Documents([str(tmp_path)]))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_disk_that_fails_is_no_damaged_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "_bounded", read)
+    (tmp_path / name).write_bytes(b"text")
+    with pytest.raises(OSError, match="Input/output error"):
+        list(corpus.Documents([str(tmp_path / name)]))
 
 
 def test_a_tar_archive_is_not_a_text(tmp_path: Path) -> None:
