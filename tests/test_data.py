@@ -94,6 +94,26 @@ def test_ids_with_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "needs 70,001 tokens, the model has 300; add --set vocab_size=70001" in capsys.readouterr().err
 
 
+def test_a_large_file_is_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first byte to its last, and its size."""
+    monkeypatch.setattr(dataset, "CHECKED", 400)
+    monkeypatch.setattr(dataset, "PIECE", 100)
+    file, data = tmp_path / "ids.bin", np.arange(250, dtype=np.uint32).tobytes()
+
+    def checksum(content: bytes) -> str:
+        file.write_bytes(content)
+        return dataset.checksum_of(file)
+
+    whole = checksum(data)
+    places = (0, 99, 100, 299, 300, 399, 400, 899, 900, 999)
+    seen = [at for at in places if checksum(data[:at] + b"\xff" + data[at + 1 :]) != whole]
+    assert seen == [0, 99, 300, 399, 900, 999]
+    assert checksum(bytes(1000)) != checksum(bytes(1400))
+    assert len({start % 4 for size in range(1000, 1040) for start, _ in dataset._checked(size)}) == 1
+    file.write_bytes(data)
+    assert dataset.Tokens.map(file, "uint32", 1, "").largest == 249
+
+
 def test_a_disk_that_is_full_says_where(tmp_path: Path) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
