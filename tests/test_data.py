@@ -94,6 +94,18 @@ def test_ids_with_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "needs 70,001 tokens, the model has 300; add --set vocab_size=70001" in capsys.readouterr().err
 
 
+def test_token_ids_are_those_of_their_run_alone(tmp_path: Path) -> None:
+    """With its token before documents, and in its folder, whatever path a record names."""
+    made = [dataset.tokenize(["a"], MADE["byte"], tmp_path, "train", first) for first in (0, 5, 0)]
+    assert [each.first for each in made] == [0, 5, 0]
+    said = {"texts": {"train": made[1].to_dict()}}
+    assert dataset.recorded(said, "train", tmp_path) is not None
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in (f"../{said['texts']['train']['file']}", str(tmp_path / said["texts"]["train"]["file"])):
+        assert dataset.recorded({"texts": {"train": said["texts"]["train"] | {"file": name}}}, "train", other) is None
+
+
 def test_a_large_file_is_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first byte to its last, and its size."""
     monkeypatch.setattr(dataset, "CHECKED", 400)
