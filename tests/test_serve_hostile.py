@@ -70,6 +70,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, {"messages": MESSAGES, "logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "logit_bias": {"03": 1, "3": 2}}, "logit_bias", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": {"٣": 1}}, "logit_bias", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "temprature": 1}, "temprature", "unknown_parameter"),
         (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream", "invalid_type"),

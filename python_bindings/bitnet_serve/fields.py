@@ -115,7 +115,7 @@ def with_usage(body: Mapping[str, Any]) -> bool | None:
 
 
 def _token(key: str, vocab_size: int) -> int:
-    written = key.isascii() and key.isdecimal() and len(key) <= 10 and str(int(key)) == key  # 03 would be 3 again
+    written = key.isdecimal() and len(key) <= 10 and str(int(key)) == key  # 03 would be 3 again
     if not written or int(key) >= vocab_size:
         raise refuse(f"logit_bias names {shown(key)}, expected token ids from 0 to {vocab_size - 1}", "logit_bias")
     return int(key)
