@@ -7,6 +7,8 @@ import json
 import os
 import re
 import stat
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,9 @@ def test_it_is_inspected_without_its_model(path: Path, saved: Path, capsys: pyte
     assert main(["inspect", str(saved)]) == 0
     assert f"{len(TEXT)} of 200 tokens of context" in capsys.readouterr().out
     raw = saved.read_bytes()
-    for wrong in (raw[:8], raw[:111], raw[:-1], raw + b"x", raw[:8] + b"\x63" + raw[9:], raw[:-1] + b"\0"):
+    unknown = raw[16:52] + b"\x63" + raw[53:]  # a type of numbers that there is not, and the checksum of that
+    crafted = raw[:12] + zlib.crc32(unknown).to_bytes(4, "little") + unknown
+    for wrong in (raw[:8], raw[:111], raw[:-1], raw + b"x", raw[:8] + b"\x63" + raw[9:], raw[:-1] + b"\0", crafted):
         saved.write_bytes(wrong)
         assert main(["inspect", str(saved)]) == 1
         assert re.search("session|damaged", capsys.readouterr().err)
@@ -135,9 +139,14 @@ def test_who_may_read_a_file_stays_as_it_was(
     def writing(number: int) -> None:
         modes.append(stat.S_IMODE(os.fstat(number).st_mode))
 
+    def changing(file: Path, mode: int, chmod: Callable[..., None] = os.chmod) -> None:
+        assert not file.stat().st_mode & 0o077
+        chmod(file, mode)
+
     modes: list[int] = []
-    monkeypatch.setattr(os, "fsync", writing)
     saved.chmod(mode)
+    monkeypatch.setattr(os, "fsync", writing)
+    monkeypatch.setattr(os, "chmod", changing)
     before = os.umask(0o022)
     try:
         with model.session() as session:
