@@ -41,6 +41,7 @@ def read(template: str, text: str, step: int, most: int | None = None) -> tuple[
 # ruff: noqa: E501  a line of a table cannot be cut
 ARGUMENTS = '{"town": "a}</tool_call>\\"{", "list": [1, {"c": null}]}'
 LIST = '<tool_call>\n[\n  {"name": "weather", "arguments": {"town": "x"}},\n  {"name": "clock", "arguments": {}}\n]\n</tool_call>'
+OTHER = '[{"arguments": {}, "name": "clock"}, {"arguments": {}, "name": "rm"}]'  # of which one was not offered
 READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("tags", "no call ", "no call ", []),
     ("tags", "a <tool_cal of tools\n", "a <tool_cal of tools\n", []),
@@ -59,6 +60,7 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # what is wrong
     ("tags", "<tool_call>no JSON</tool_call>.", "<tool_call>no JSON</tool_call>.", []),
     ("tags", '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
+    ("list", f"<tool_call>{OTHER}</tool_call>", f"<tool_call>{OTHER}</tool_call>", []),
     ("tags", '<tool_call>{"name": "clock", "arguments": 5}</tool_call>', '<tool_call>{"name": "clock", "arguments": 5}</tool_call>', []),
     ("tags", '<tool_call>{"name": "clock", "arguments": {"a": 1}\n</tool_call>so', "so", [("clock", '{"a": 1}')]),
     ("tags", '<tool_call>{"name": "clock", "arguments": {"a": <b>}}</tool_call>so', "so", [("clock", '{"a": ')]),
@@ -112,6 +114,8 @@ def test_it_does_not_matter_how_a_text_comes(parts: list[str], steps: list[int],
 
 def test_one_call_alone_ends_an_answer() -> None:
     assert read(QWEN, CALL + SECOND, 1, most=1) == ("", [("weather", '{"town": "Köln", "days": 3}')])
+    twice = f"<tool_call>{OTHER.replace('rm', 'weather')}</tool_call>"
+    assert read(QWEN, twice + SECOND, 1, most=1) == ("", [("clock", "{}")])
 
 
 @pytest.mark.parametrize(
