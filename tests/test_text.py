@@ -190,6 +190,7 @@ STOP_SCRIPT = [b"ab", b"cd", b"ef", b"ST", b"OP", b"gh"]
         (["zzz", "dS", "eg"], "abcdefSTOPgh", "stop", 6),
         (["zzz", "fS"], "abcde", "stop", 4),
         ("c", "ab", "stop", 2),
+        (["d", "c"], "ab", "stop", 2),
         (["bcd", "ab"], "", "stop", 1),
         ("hX", "abcdefSTOPgh", "stop", 6),
         (["STOPX", "OPgX"], "abcdefSTOPgh", "stop", 6),
