@@ -230,6 +230,23 @@ def test_closing_a_stream_stops_it(tmp_path: Path) -> None:
         stream.close()
 
 
+def test_a_signal_that_closes_a_stream_which_computes_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler interrupts the thread that reads, and that one ends the stream with the piece it has."""
+    with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model:
+        stream = model.stream("go")
+        advance = stream._advance
+
+        def interrupted() -> Piece:
+            piece = advance()
+            stream.close()
+            assert stream.result is None
+            return piece
+
+        monkeypatch.setattr(stream, "_advance", interrupted)
+        assert next(stream).text == "ab"
+        assert stream.result is not None and stream.result.finish_reason == "cancelled"
+
+
 def test_a_session_is_reused_and_the_bits_stay(tmp_path: Path) -> None:
     with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model, model.session() as session:
         first = model.generate("go", session=session)
