@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_serve import answers
+from bitnet_serve.logprobs import score
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served, wait
@@ -96,6 +97,11 @@ def test_chunks_of_a_chat(serving: Serving, usage: bool) -> None:
     if last is not None:
         assert last["choices"] == [] and last["usage"]["total_tokens"] == 9
         assert all(data["usage"] is None for data in found)
+
+
+def test_of_equally_likely_tokens_the_lowest_ids_are_told() -> None:
+    (scored,) = score(np.array([[1, 3, 0, 3, 4]], np.float32), [2], 2)
+    assert [token for token, _ in scored.top] == [4, 1]
 
 
 def test_text_ends_no_line_of_an_event() -> None:
