@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -173,6 +174,12 @@ def test_half_a_character_in_a_message() -> None:
 
 
 # ---- packing ----
+
+
+def test_the_last_input_of_a_row_has_its_target() -> None:
+    text = packing.Dialogue(np.arange(9, dtype=np.int32), np.ones(9, bool))
+    inputs, targets, _ = packing.filled([[(0, text)]], 4)
+    assert inputs.tolist() == [[0, 1, 2, 3]] and targets.tolist() == [[1, 2, 3, 4]]
 
 
 def test_packing_keeps_every_token_once() -> None:
