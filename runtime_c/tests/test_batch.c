@@ -7,6 +7,7 @@
 
 #include "forward.h"
 #include "session/batch.h"
+#include "session/guess.h"
 #include "session/session.h"
 #include "session/turn.h"
 
@@ -145,6 +146,77 @@ static void test_workspace(void) {
     CHECK(model->work == NULL);
 }
 
+/* With a large vocabulary a pass has room for the scores of few rows. */
+static uint32_t n_words;
+
+static void many_words(tiny_writer *w) {
+    enum { D = 16 };
+    const uint32_t one = tiny_float_bits(1);
+    uint32_t words[48] = {0, 0, n_words, D, 1, 1, 1, D, D, 64};
+    words[12] = 1 | TINY_FINAL_NORM;
+    words[13] = tiny_float_bits(1e-5f);
+    words[19] = words[22] = words[23] = words[24] = one;
+    words[21] = words[28] = 1;
+    words[29] = D;
+    tiny_stack(w, words, "many_words");
+    tiny_tensor(w, 0, 1, TINY_NONE, 0, 1, 0, 1, D);
+    for (unsigned role = 2; role <= 15; role++)
+        if (role <= 4 || role == 8 || role == 12 || role == 13 || role == 15)
+            tiny_tensor(w, 0, role, TINY_NONE, 0, 4, 1, D, D);
+        else if (role == 10)
+            tiny_tensor(w, 0, role, TINY_NONE, 0, 1, 0, 1, D);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 1, n_words, D);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, D);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, D / 2);
+}
+
+/* More texts than a pass takes, with more guesses than it has room for: each text as alone. */
+static void test_more_than_a_pass(uint32_t vocabulary, int32_t batch) {
+    enum { N = 3 * BN_GUESSERS, MOST = 3 };
+    static int32_t expected[N][1 + MOST], chosen[N][MOST];
+    static bn_entry entries[N];
+    const bn_session_options options = {.batch = batch};
+    const bn_sampler sampler = {.temperature = 1};
+    size_t size;
+    n_words = vocabulary;
+    uint8_t *file = tiny_file(many_words, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m;
+    int32_t at_once = 0;
+    ok(bn_model_open_bytes(file, size, &(bn_load_options){.threads = 2}, &m, NULL));
+    for (int32_t i = 0; i < N; i++) {
+        bn_session *s, *alone;
+        ok(bn_session_new(m, &options, &s));
+        bn_session_seed(s, (uint64_t)i);
+        ok(bn_session_fork(s, &alone));
+        expected[i][0] = i;
+        for (int32_t t = 0; t < MOST; t++) {
+            ok(bn_session_append(alone, &expected[i][t], 1, BN_LOGITS_LAST, NULL));
+            CHECK(bn_session_logits(alone) != NULL);
+            ok(bn_session_sample(alone, &sampler, &expected[i][t + 1]));
+        }
+        bn_session_free(alone);
+        entries[i] = (bn_entry){.session = s,
+                                .tokens = expected[i],
+                                .n_tokens = 1,
+                                .most = MOST,
+                                .sampler = &sampler,
+                                .draft = expected[i] + 1,
+                                .n_draft = MOST - 1,
+                                .chosen = chosen[i]};
+    }
+    ok(bn_step_batch(entries, N));
+    for (int32_t i = 0; i < N; i++) {
+        const int32_t n = entries[i].n_chosen;
+        CHECK(n >= 1 && bn_session_position(entries[i].session) == n);
+        CHECK(memcmp(chosen[i], expected[i] + 1, (size_t)n * sizeof **chosen) == 0);
+        at_once += n > 1;
+        bn_session_free(entries[i].session);
+    }
+    CHECK(at_once > 0); /* otherwise no guess had room */
+    bn_model_close(m);
+    free(file);
+}
+
 /* A child gets its parent's workspace in the middle of a turn. */
 static void test_fork_in_a_turn(void) {
     bn_session *s = new_session(NULL), *t = new_session(NULL);
@@ -179,6 +251,9 @@ int main(void) {
     test_different_wants();
     test_workspace();
     test_fork_in_a_turn();
+    test_more_than_a_pass(50000, 0);
+    test_more_than_a_pass(100, 0);
+    test_more_than_a_pass(100, 5);
     bn_model_close(model);
     free(file);
     return 0;
