@@ -74,7 +74,7 @@ static void test_fork_and_rewind(void) {
 
 /* A digest of each row whose logits were requested, also if nobody read them. */
 static void test_digests(void) {
-    static float all[PROMPT * VOCAB];
+    static float all[PROMPT * VOCAB], scores[PROMPT];
     bn_session *s, *alike;
     ok(bn_session_new(model, &plain, &s));
     ok(bn_session_new(model, &plain, &alike));
@@ -86,6 +86,13 @@ static void test_digests(void) {
     same_logits(s, alike);
     ok(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL));
     CHECK(bn_session_digests(s)[40] == 0 && bn_session_digests(s)[41] != 0);
+    ok(bn_session_rewind(s, 0));
+    ok(bn_session_score(s, prompt, 40, scores));
+    CHECK(memcmp(bn_session_digests(s), bn_session_digests(alike), 40 * sizeof(uint64_t)) == 0);
+    ok(bn_session_rewind(s, 0));
+    ok(bn_session_append(s, prompt, 40, BN_LOGITS_NONE, NULL)); /* those of before are gone */
+    for (int i = 0; i < 40; i++)
+        CHECK(bn_session_digests(s)[i] == 0);
     bn_session_free(s);
     bn_session_free(alike);
 }
