@@ -299,6 +299,7 @@ static void test_embeddings(uint32_t mask) {
 /* A prefix of tokens and vectors, in any order. */
 static void test_mixed_prefix(void) {
     float vectors[20 * DIM], right[VOCAB], found[VOCAB];
+    const float huge[DIM] = {3e38f, 3e38f}; /* overflow when squared */
     int32_t mixed[20], n = 0;
     begin(BN_MASK_PREFIX, 9, 0);
     bn_session *s = session(40, 8, 0);
@@ -312,6 +313,8 @@ static void test_mixed_prefix(void) {
     ok(bn_session_append_prefix(s, mixed, vectors, 20, BN_LOGITS_LAST, found));
     CHECK(memcmp(right, found, sizeof right) == 0);
     CHECK(memcmp(bn_session_tokens(s), mixed, sizeof mixed) == 0);
+    CHECK_EQ(bn_session_append_embeddings(s, huge, 1, BN_LOGITS_LAST, found), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_rewind_least(s), 20); /* it still has its prefix */
     ok(bn_session_rewind(s, 0));
     CHECK_EQ(bn_session_append_prefix(s, mixed, NULL, 20, BN_LOGITS_LAST, found), BN_ERR_TOKEN);
     CHECK_EQ(bn_session_append_prefix(s, NULL, vectors, 2, BN_LOGITS_LAST, found), BN_ERR_ARGUMENT);

@@ -89,6 +89,7 @@ static void test_bytes(void) {
 /* A text can be rewound as far as its ring has what the next token sees, and no further; so can
  * copies. */
 static void test_rewind(int32_t kv_type) {
+    const float huge[DIM] = {3e38f, 3e38f}; /* overflow when squared */
     begin_with(WINDOW, 2, kv_type);
     bn_session *s = session(TEXT, 50, kv_type), *copy;
     CHECK_EQ(ring_of(s), 256);
@@ -105,11 +106,15 @@ static void test_rewind(int32_t kv_type) {
     ok(bn_session_rewind(s, least));
     ok(bn_session_rewind(copy, least + 30));
     CHECK_EQ(bn_session_rewind_least(copy), least); /* the rest is still there */
+    CHECK_EQ(bn_session_append_embeddings(copy, huge, 1, BN_LOGITS_NONE, NULL), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_rewind_least(copy), least);
+    feed(copy, least + 30, least + 31, found);
+    CHECK_EQ(bn_session_rewind_least(copy), least);
     memset(found, 0, sizeof found);
     feed(s, least, TEXT, found);
     same(least, TEXT);
-    feed(copy, least + 30, TEXT, found);
-    same(least + 30, TEXT);
+    feed(copy, least + 31, TEXT, found);
+    same(least + 31, TEXT);
     ok(bn_session_rewind(s, 0));
     feed(s, 0, 300, found);
     same(0, 300);
