@@ -195,6 +195,10 @@ static void test_batch_of_different_contexts(void) {
     ok(append_together(together, tokens, N));
     ok(bn_session_append(alone, &tokens[1], 1, BN_LOGITS_LAST, NULL));
     CHECK(memcmp(bn_session_logits(together[1]), bn_session_logits(alone), V * sizeof(float)) == 0);
+    bn_session *mixed[N] = {together[1], prompted(model, NULL, prompt)};
+    CHECK_EQ(append_together(mixed, tokens, N), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_position(mixed[1]), PROMPT);
+    bn_session_free(mixed[1]);
     bn_session_free(together[0]);
     bn_session_free(together[1]);
     bn_session_free(alone);
