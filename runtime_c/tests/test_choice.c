@@ -282,8 +282,13 @@ static void test_wrong_guesses(void) {
     int32_t token, tokens[2], n = -7;
     ok(bn_session_sample(s, NULL, &token));
     const int32_t drafts[][2] = {{token, VOCAB}, {token ^ 1, VOCAB}, {VOCAB, token}, {-1, token}};
-    for (size_t i = 0; i < sizeof drafts / sizeof *drafts; i++)
+    bn_entry e = {.session = s, .tokens = &token, .n_tokens = 1, .most = 2, .chosen = tokens};
+    e.n_draft = 2;
+    for (size_t i = 0; i < sizeof drafts / sizeof *drafts; i++) {
         CHECK_EQ(bn_session_step(s, NULL, drafts[i], 2, tokens, 2, &n), BN_ERR_TOKEN);
+        e.draft = drafts[i];
+        CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_TOKEN);
+    }
     CHECK(n == -7 && bn_session_position(s) == PROMPT && bn_session_logits(s) != NULL);
     bn_session_free(s);
 }
@@ -309,6 +314,66 @@ static void test_nothing_after_a_guess(void) {
     CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_NUMERIC);
     CHECK(e.n_chosen == 0 && bn_session_position(s) == PROMPT + 2);
     bn_session_free(alone.session);
+    bn_session_free(s);
+}
+
+/* A guess is right only if its own row of `allowed` has it, and no more tokens are given than were
+ * asked for, however many are guessed. */
+static void test_right_guesses_only(void) {
+    static uint32_t rows[2][WORDS];
+    const bn_sampler sampler = {.allowed = rows[0]};
+    bn_session *s = prompted(model, NULL, prompt), *other = prompted(model, NULL, prompt);
+    int32_t expected[2], tokens[2] = {-7, -7}, n;
+    for (int i = 0; i < 2; i++)
+        ok(bn_session_step(other, NULL, NULL, 0, &expected[i], 1, &n));
+    memset(rows, 0xff, sizeof rows);
+    rows[1][expected[1] / 32] &= ~(1u << expected[1] % 32);
+    ok(bn_session_rewind(other, PROMPT - 1));
+    ok(bn_session_append(other, prompt + PROMPT - 1, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_step(other, NULL, expected, 2, tokens, 1, &n));
+    CHECK(n == 1 && tokens[0] == expected[0] && tokens[1] == -7);
+    ok(bn_session_step(s, &sampler, expected, 2, tokens, 2, &n));
+    CHECK(n == 1 && tokens[0] == expected[0] && bn_session_position(s) == PROMPT + 1);
+    ok(bn_session_rewind(s, PROMPT - 1));
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, tokens, 1, &n), BN_ERR_STATE);
+    bn_entry e = {.session = s, .tokens = prompt + PROMPT - 1, .n_tokens = 1, .most = 2};
+    e.sampler = &sampler, e.draft = expected, e.n_draft = 1, e.chosen = tokens;
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 2 && tokens[0] == expected[0] && tokens[1] != expected[1]);
+    bn_session_free(other);
+    bn_session_free(s);
+}
+
+/* Only three tokens can be chosen, each once. A lone text goes on as far as it can; the next call
+ * fails. */
+static void test_nothing_to_go_on_with(void) {
+    static int32_t tokens[VOCAB], chosen[NEW];
+    static float values[VOCAB];
+    const bn_sampler sampler = {.presence_penalty = 3e38f,
+                                .frequency_penalty = 3e38f,
+                                .penalty_window = NEW,
+                                .n_bias = VOCAB - 3,
+                                .bias_tokens = tokens,
+                                .bias_values = values};
+    bn_session *s;
+    for (int32_t i = 0; i < VOCAB; i++) {
+        tokens[i] = i;
+        values[i] = -INFINITY;
+    }
+    ok(bn_session_new(model, NULL, &s));
+    bn_entry e = {.session = s, .tokens = tokens, .n_tokens = 1, .most = NEW, .moment = 1e6f};
+    e.sampler = &sampler, e.chosen = chosen;
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 3 && e.most == NEW && bn_session_position(s) == 3);
+    CHECK(memcmp(bn_session_tokens(s) + 1, chosen, 2 * sizeof *chosen) == 0);
+    e.tokens = chosen + 2;
+    CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_NUMERIC);
+    CHECK_EQ(e.n_chosen, 0);
+    ok(bn_session_rewind(s, 3));
+    const int32_t piece[] = {chosen[2], tokens[0]};
+    e.tokens = piece, e.n_tokens = 2;
+    CHECK_EQ(bn_step_batch(&e, 1), BN_ERR_NUMERIC);
+    CHECK_EQ(e.n_chosen, 0);
     bn_session_free(s);
 }
 
@@ -347,6 +412,8 @@ int main(void) {
     test_drawn_of_all();
     test_wrong_guesses();
     test_nothing_after_a_guess();
+    test_right_guesses_only();
+    test_nothing_to_go_on_with();
     test_wrong_sampler();
     bn_model_close(model);
     free(file);
