@@ -18,16 +18,22 @@
 
 static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
 
-/* Open a model with a budget of n blocks of an f16 cache; returns the bytes of one block. */
-static uint64_t begin_with_blocks(uint64_t n) {
-    begin(BN_MASK_CAUSAL, 0, 0);
+/* Open a model, all of whose layers have the window, with a budget of n blocks of an f16 cache;
+ * returns the bytes of one block. */
+static uint64_t begin_with_window(uint32_t window, uint64_t n) {
+    begin(BN_MASK_CAUSAL, window, 0);
     bn_model_info info;
     ok(bn_model_get_info(model, &info));
     bn_model_close(model);
-    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
+    const uint64_t block = BN_BLOCK_KEYS * (window ? info.kv_window_bytes_per_token
+                                                   : info.kv_bytes_per_token)[BN_KV_F16];
     const bn_load_options options = {.threads = 1, .cache_bytes = n * block};
     ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     return block;
+}
+
+static uint64_t begin_with_blocks(uint64_t n) {
+    return begin_with_window(0, n);
 }
 
 /* Each block takes its stated bytes; forks take none until they diverge. */
@@ -147,6 +153,28 @@ static void test_committed_when_written(void) {
         bn_pages_free(bytes, SIZE);
     }
 }
+
+/* With a budget, the pages of blocks that are given back are no longer in memory, except those at
+ * the ends of a block. */
+static void test_not_kept(void) {
+    enum { BLOCKS = 4, PAGES = 256 };
+    unsigned char there[PAGES];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    size_t kept = 0;
+    begin_with_blocks(2 * BLOCKS);
+    bn_session *s = session(TEXT, 0, BN_KV_F32);
+    ok(bn_session_append(s, text, BLOCKS * BN_BLOCK_KEYS, BN_LOGITS_LAST, NULL));
+    const bn_arena *arena = s->cache.parts[0].own;
+    uint8_t *first = arena->memory - (uintptr_t)arena->memory % page;
+    const size_t n = (size_t)(arena->memory - first) / page + BLOCKS * arena->block / page;
+    ok(bn_session_rewind(s, 0));
+    CHECK(n <= PAGES && mincore(first, n * page, there) == 0);
+    for (size_t i = 0; i < n; i++)
+        kept += there[i] & 1;
+    CHECK_MSG(kept <= BLOCKS + 1, "%zu of %zu pages", kept, n);
+    bn_session_free(s);
+    end();
+}
 #endif
 
 /* Reserved memory is available when needed, and is released when not. */
@@ -172,6 +200,17 @@ static void test_reserved(void) {
     ok(bn_session_append(other, text, 1, BN_LOGITS_LAST, NULL));
     bn_session_free(s);
     bn_session_free(other);
+    end();
+}
+
+/* A text may be longer than the ring of a window, which it takes only once. */
+static void test_ring(void) {
+    const uint64_t block = begin_with_window(20, 4);
+    bn_session *s = session(TEXT, 100, BN_KV_F16);
+    ok(bn_session_append(s, text, TEXT - 300, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 4 * block);
+    ok(bn_session_append(s, text, 300, BN_LOGITS_LAST, NULL));
+    bn_session_free(s);
     end();
 }
 
@@ -330,7 +369,9 @@ int main(void) {
     test_dropped();
 #if defined(__linux__)
     test_committed_when_written();
+    test_not_kept();
 #endif
+    test_ring();
     test_reserved();
     test_embedded_together();
     test_draft_without_room();
