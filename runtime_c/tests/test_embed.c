@@ -60,7 +60,7 @@ static void test_embed(void) {
     CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
     ok(bn_session_rewind(s, 5)); /* also for tokens appended by another function */
     ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
-    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_FIRST, NULL), BN_ERR_STATE);
+    CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[2], NULL), BN_ERR_STATE);
     ok(bn_session_rewind(s, 0));
     CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_embed(s, prompt, 1, (bn_pooling)4, NULL), BN_ERR_ARGUMENT);
