@@ -57,7 +57,9 @@ static void test_batch(void) {
 /* Forgotten tokens leave no trace, also next to other tokens in the same tile of keys. */
 static void test_fork_and_rewind(void) {
     bn_session *s = prompted(model, &plain, prompt), *copy;
+    CHECK(bn_session_logits(s) != NULL); /* which the copy has from the beginning */
     ok(bn_session_fork(s, &copy));
+    same_logits(s, copy);
     ok(bn_session_append(s, prompt, 30, BN_LOGITS_LAST, NULL));
     ok(bn_session_rewind(s, PROMPT - 9));
     CHECK(bn_session_logits(s) == NULL);
@@ -84,6 +86,9 @@ static void test_digests(void) {
     for (int i = 0; i < 40; i++)
         CHECK(bn_session_digests(s)[i] != 0);
     same_logits(s, alike);
+    bn_session_free(alike);
+    ok(bn_session_fork(s, &alike));
+    CHECK(memcmp(bn_session_digests(s), bn_session_digests(alike), 40 * sizeof(uint64_t)) == 0);
     ok(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL));
     CHECK(bn_session_digests(s)[40] == 0 && bn_session_digests(s)[41] != 0);
     ok(bn_session_rewind(s, 0));
