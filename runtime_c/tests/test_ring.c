@@ -121,6 +121,14 @@ static void test_rewind(int32_t kv_type) {
     CHECK_EQ(bn_session_rewind_least(s), 300 - 256 + WINDOW - 1);
     bn_session_free(s);
     bn_session_free(copy);
+    s = session(TEXT, 400, kv_type);
+    feed(s, 0, 600, found);
+    ok(bn_session_fork(s, &copy)); /* with a ring as large */
+    CHECK(ring_of(s) == 512 && ring_of(copy) == 512);
+    bn_session_free(s);
+    feed(copy, 600, TEXT, found);
+    same(600, TEXT);
+    bn_session_free(copy);
     end();
 }
 
