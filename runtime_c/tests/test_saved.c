@@ -99,6 +99,8 @@ static void test_masks(uint32_t mask, uint32_t window, uint32_t global_every) {
     goes_on(s);
     ok(bn_session_rewind(s, bn_session_position(s) - 10));
     goes_on(s);
+    ok(bn_session_rewind(s, bn_session_rewind_least(s))); /* it needs all that was kept */
+    goes_on(s);
     bn_session_free(s);
     end();
 }
@@ -127,7 +129,7 @@ static bn_status load(const uint8_t *bytes, uint64_t size) {
     if (s && bn_session_position(s) < bn_session_context(s)) {
         const int32_t token = 3; /* any key values: logits, or none */
         const bn_status next = bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL);
-        CHECK(next == BN_OK || next == BN_ERR_NUMERIC);
+        CHECK(next == BN_OK || next == BN_ERR_NUMERIC || (kind.headless && next == BN_ERR_NO_HEAD));
         if (!next)
             (void)bn_session_logits(s);
     }
@@ -198,6 +200,68 @@ static void test_forged(void) {
     free(bytes);
 }
 
+/* Words of the record, which then has this many bytes more of a part and less of the note. */
+typedef struct forgery {
+    struct {
+        uint32_t at, to;
+    } words[4];
+    int32_t more;
+} forgery;
+
+/* Numbers that no session has are refused, although the sizes agree with them. */
+static void test_impossible(uint32_t draft, uint32_t headless) {
+    enum { BATCH = 56, POSITION = 60, WRITTEN = 64, PREFIX = 68, READY = 72, DRAFTED = 76 };
+    enum { TRAILING = 104, ZERO = 108, STATE = DIM * sizeof(float), LENGTH = 20, MOST = 40 };
+    static uint8_t note[1 << 12];
+    kind.draft = draft, kind.headless = headless;
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_session *s = session(MOST, 0, BN_KV_F16);
+    ok(bn_session_append(s, text, LENGTH, headless ? BN_LOGITS_NONE : BN_LOGITS_LAST, NULL));
+    const int32_t all = LENGTH * (int32_t)(sizeof(int32_t) + s->cache.parts[0].row);
+    const int32_t trail = s->trailing * (int32_t)STATE;
+    const forgery forgeries[] = {
+        {{{BATCH, MOST + 1}}, 0},
+        {{{WRITTEN, LENGTH - 1}}, 0},
+        {{{WRITTEN, MOST + 1}}, 0},
+        {{{PREFIX, 1}}, 0},
+        {{{READY, 2}}, headless ? STATE : 0},
+        {{{READY, 1}, {POSITION, headless ? LENGTH : 0}, {WRITTEN, headless ? LENGTH : 0}},
+         headless ? STATE : -all},
+        {{{POSITION, 0}, {READY, 0}, {DRAFTED, 0}, {TRAILING, 0}},
+         -all - trail - (headless ? 0 : STATE)},
+        {{{DRAFTED, LENGTH + 1}, {TRAILING, 0}}, -trail},
+        {{{DRAFTED, draft ? LENGTH - 1 : 0}, {TRAILING, 2}}, 2 * STATE - trail},
+        {{{DRAFTED, (uint32_t)-1}, {TRAILING, 1}}, STATE - trail},
+        {{{DRAFTED, 0}, {TRAILING, BN_TRAIL + 1}}, (BN_TRAIL + 1) * STATE - trail},
+        {{{DRAFTED, draft ? LENGTH + 1 : LENGTH}, {TRAILING, 0}}, -trail},
+        {{{POSITION, MOST}, {WRITTEN, MOST}}, all}, /* the note would have less than no bytes */
+        {{{ZERO, 1}}, 0},
+    };
+    const uint64_t size = bn_session_saved_size(s, sizeof note);
+    uint8_t *bytes = malloc((size_t)size), *forged = malloc((size_t)size);
+    CHECK(bytes != NULL && forged != NULL);
+    ok(bn_session_save(s, note, sizeof note, bytes, size));
+    CHECK_EQ(load(bytes, size), BN_OK);
+    for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
+        const forgery *f = &forgeries[i];
+        memcpy(forged, bytes, (size_t)size);
+        for (int word = 0; word < 4 && f->words[word].at; word++)
+            tiny_put(forged + f->words[word].at, f->words[word].to, 4);
+        tiny_put(forged + NOTE, (uint64_t)((int64_t)sizeof note - f->more), 8);
+        set_crc(forged, size);
+        CHECK_MSG(load(forged, size) == BN_ERR_CONFIG, "forgery %zu", i);
+    }
+    memcpy(forged, bytes, (size_t)size);
+    tiny_put(forged + RECORD + sizeof note, VOCAB, 4);
+    set_crc(forged, size);
+    CHECK_EQ(load(forged, size), BN_ERR_TOKEN);
+    bn_session_free(s);
+    CHECK_EQ(bn_model_cache_bytes(model), 0); /* what was refused is gone, too */
+    free(bytes);
+    free(forged);
+    end();
+}
+
 /* A position for which layers with a window have forgotten tokens that it needs. */
 static void test_forgotten(void) {
     enum { NOTE_AT = 24, WRITTEN_AT = 64, FIRST = 53 /* 290 - 256 slots + 20 - 1 */ };
@@ -264,6 +328,9 @@ int main(void) {
     test_masks(BN_MASK_CAUSAL, 60, 2);
     test_masks(BN_MASK_PREFIX, 0, 0);
     test_forgotten();
+    test_impossible(0, 0);
+    test_impossible(0, 1);
+    test_impossible(1, 0);
     begin(BN_MASK_CAUSAL, 0, 0);
     test_going_on();
     test_damage();
