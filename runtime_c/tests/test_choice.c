@@ -377,6 +377,27 @@ static void test_nothing_to_go_on_with(void) {
     bn_session_free(s);
 }
 
+/* Penalties skip vectors, and reach no further back than the text: what lies in memory before the
+ * tokens is not read, and what lies before the logits is not written. */
+static void test_penalties_beside_vectors(void) {
+    const bn_sampler sampler = {.repeat_penalty = 1.3f, .penalty_window = 100};
+    const float vector[DIM] = {1, 2, 3};
+    int32_t token, expected;
+    bn_session *s;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append_embeddings(s, vector, 1, BN_LOGITS_NONE, NULL));
+    ok(bn_session_append(s, prompt, 3, BN_LOGITS_LAST, NULL));
+    memset(s->listed, 0x7f, VOCAB * sizeof *s->listed);
+    s->pool[DIM - 1] = 7;
+    CHECK(s->pool + DIM == s->logits);
+    ok(bn_session_sample(s, &sampler, &token));
+    CHECK(s->pool[DIM - 1] == 7);
+    CHECK(bn_session_logits(s) != NULL);
+    ok(bn_session_sample(s, &sampler, &expected));
+    CHECK_EQ(token, expected);
+    bn_session_free(s);
+}
+
 /* A text with an invalid sampler is not changed, and the others continue. */
 static void test_wrong_sampler(void) {
     const bn_sampler wrong = {.temperature = (float)NAN};
@@ -413,6 +434,7 @@ int main(void) {
     test_wrong_guesses();
     test_nothing_after_a_guess();
     test_right_guesses_only();
+    test_penalties_beside_vectors();
     test_nothing_to_go_on_with();
     test_wrong_sampler();
     bn_model_close(model);
