@@ -199,6 +199,37 @@ def test_texts_become_vectors_as_sentence_transformers_has_them(tmp_path: Path) 
             assert np.abs(vector - expected).max() <= 1e-5  # fp32 sums in another order
 
 
+@pytest.mark.parametrize(
+    ("place", "content", "found"),
+    [
+        ("1_Pooling/config.json", {"embedding_dimension": 36, "pooling_mode": "cls"}, "first"),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken", "include_prompt": True}, "last"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, r"1_Pooling/config.json: max, expected one of lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "expected one of lasttoken, mean, cls"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": False}, "no pooling, expected one of pooling_mode_last"),
+        ("modules.json", [{"type": "sentence_transformers.models.Transformer"}, {"type": "x.Normalize"}], "mean"),
+        ("modules.json", [{"type": "x.Pooling"}, {"type": "x.models.Dense"}], r"modules.json has x\.models\.Dense"),
+        ("modules.json", [{"a": 1}], "modules.json has None, expected Transformer, Pooling"),
+        ("modules.json", 5, "modules.json has 5, expected Transformer, Pooling"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "mean"),
+    ],
+    ids=str,
+)
+def test_how_a_text_becomes_a_vector(place: str, content: Any, found: str, tmp_path: Path) -> None:
+    """What sentence-transformers computes, or a refusal: never another vector."""
+    hf_families.save("bert", tmp_path)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(json.dumps(content))
+    if found not in ("first", "last", "mean"):
+        with pytest.raises(SourceError, match=found), open_source(tmp_path):
+            pass
+        return
+    with open_source(tmp_path) as source:
+        assert source.config.pooling == found
+        prompted = "a text does not get the prompt 'query' of the folder; write it before" in source.assumptions
+        assert prompted == place.startswith("config")
+
+
 def test_a_tokenizer_that_the_engine_refuses_is_not_converted(tmp_path: Path) -> None:
     hf_families.save("gpt2", tmp_path / "model")
     Tokenizer(models.BPE({chr(97 + i): i for i in range(26)}, [])).save(str(tmp_path / "model/tokenizer.json"))

@@ -11,26 +11,52 @@ from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import load
 
 from .fields import Fields
-from .folder import Folder
+from .folder import MAX_JSON, Folder, strict_object
 from .tokenizer import SIGLIP2
 
 _POOLING = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+_POOLING_NAMED = {"lasttoken": "last", "mean": "mean", "cls": "first"}  # values of `pooling_mode`, of newer versions
+_KEPT = ("Transformer", "Pooling", "Normalize", "Dropout")  # modules that are read, or do nothing to a unit vector
 _WORDS = {
     "last": "the vector of a text is that of its last token", "mean": "the vector of a text is the mean of its tokens'",
 }  # fmt: skip
 
 
 def read_pooling(folder: Folder, default: str) -> tuple[str, list[str]]:
-    """The pooling of an embedding model, `default` if its folder does not say, and assumptions."""
-    given = folder.json("1_Pooling/config.json")
-    modes = [name for name, on in given.items() if name.startswith("pooling_mode_") and on is True]
-    if not modes:
-        return default, [f"{_WORDS[default]}: the folder has no 1_Pooling/config.json"]
-    if len(modes) > 1 or modes[0] not in _POOLING:
+    """The pooling of an embedding model, `default` if its folder does not say, and assumptions.
+
+    Raises SourceError for files of the library sentence-transformers that make another vector.
+    """
+    _refuse_modules(folder)
+    prompt = folder.json("config_sentence_transformers.json").get("default_prompt_name")
+    said = [] if prompt is None else [f"a text does not get the prompt {prompt!r:.40} of the folder; write it before"]
+    place = "1_Pooling/config.json"
+    given = folder.json(place)
+    if not given:
+        return default, [f"{_WORDS[default]}: the folder has no {place}", *said]
+    modes = [name for name, on in given.items() if name.startswith("pooling_mode_") and on]
+    known = _POOLING
+    if "pooling_mode" in given:
+        modes, known = [str(given["pooling_mode"])], _POOLING_NAMED
+    if len(modes) != 1 or modes[0] not in known:
+        found = ", ".join(modes) or "no pooling"
+        raise SourceError(f"{folder.path}/{place}: {found:.120}, expected one of {', '.join(known)}")
+    return known[modes[0]], said
+
+
+def _refuse_modules(folder: Folder) -> None:
+    """Raises SourceError if something is computed from the pooled vector."""
+    content = folder.read("modules.json", MAX_JSON)
+    if content is None:
+        return
+    modules = strict_object(b'{"modules": ' + content + b"}", f"{folder.path}/modules.json")["modules"]
+    modules = modules if isinstance(modules, list) else [modules]
+    kinds = [str(each.get("type") if isinstance(each, dict) else each) for each in modules]
+    if other := [kind for kind in kinds if kind.rpartition(".")[2] not in _KEPT]:
         raise SourceError(
-            f"{folder.path}/1_Pooling/config.json: {', '.join(modes)}, expected one of {', '.join(_POOLING)}"
+            f"{folder.path}/modules.json has {other[0]:.80}, expected {', '.join(_KEPT)} alone: the vector of a text "
+            "would be another one; without the file the pooled vector is the result"
         )
-    return _POOLING[modes[0]], []
 
 
 def write_pooling(folder: Path, config: ModelConfig) -> None:
