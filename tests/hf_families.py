@@ -16,6 +16,8 @@ from transformers import (
     DistilBertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -56,6 +58,10 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     ),
     "gemma2, no caps": lambda: Gemma2ForCausalLM(
         Gemma2Config(**_DECODER, head_dim=10, attn_logit_softcapping=None, final_logit_softcapping=None)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**_DECODER, head_dim=10, query_pre_attn_scalar=17, sliding_window=7, sliding_window_pattern=2,
+                         final_logit_softcapping=4.0)
     ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_DECODER, sliding_window=9)),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_MOE, num_local_experts=5, sliding_window=9)),

@@ -144,7 +144,7 @@ def test_the_floats_of_a_ternary_model_stay_as_they_are(tmp_path: Path) -> None:
     assert stored(tmp_path / "m.bitnet") == {"TERNARY_2BIT", "INT8_ROWS"} and encodings.INT8_ROWS.kind == "int8"
 
 
-@pytest.mark.parametrize("name", hf_families.MAKE)
+@pytest.mark.parametrize("name", [name for name in hf_families.MAKE if name != "gemma3"])  # it only comes in
 def test_out_again(name: str, tmp_path: Path) -> None:
     """From transformers to a packed file and back: transformers loads every tensor, and computes the same."""
     theirs = hf_families.save(name, tmp_path / "model")

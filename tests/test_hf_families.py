@@ -58,6 +58,8 @@ def test_what_transformers_computes(name: str, tmp_path: Path) -> None:
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 12}
 
+GEMMA3_ROPE = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+
 
 @pytest.mark.parametrize(
     ("name", "fields"),
@@ -68,6 +70,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 30}),
         ("gemma", {"sliding_window": 5, "use_sliding_window": True}),
         ("gemma2", {"sliding_window_pattern": 3, "layer_types": None}),
+        ("gemma3", {"sliding_window": None, "rms_norm_eps": None, "sliding_window_pattern": 3, "layer_types": None}),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 300.0}),
+        ("gemma3", {"rope_parameters": GEMMA3_ROPE, "rope_theta": 300.0, "rope_local_base_freq": 50.0}),
         ("mistral", {"layer_types": ["full_attention"] * 3}),
         ("mixtral", {"max_window_layers": 28, "use_sliding_window": False}),
         ("mixtral", {"norm_topk_prob": False}),
@@ -182,10 +187,10 @@ def read(folder: Path) -> None:
 
 
 def edit(folder: Path, **changes: Any) -> None:
+    """None removes a field, ... makes it null."""
     config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(
-        json.dumps({k: v for k, v in config.items() if v is not None or k not in changes})
-    )
+    kept = {k: v for k, v in config.items() if v is not None or k not in changes}
+    (folder / "config.json").write_text(json.dumps({k: None if v is ... else v for k, v in kept.items()}))
 
 
 def edit_tensors(folder: Path, change: Any) -> None:
@@ -209,6 +214,7 @@ def edit_tensors(folder: Path, change: Any) -> None:
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0, expected a number above 0"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attention_softcap is -1.0"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma3", {"layer_types": None, "sliding_window": ...}, "sliding_window is null, expected an integer"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False"),
         ("gpt2", {"n_head": 5}, "head_dim is missing"),

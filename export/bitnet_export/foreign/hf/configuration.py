@@ -85,6 +85,8 @@ def turned(config: Fields) -> Values:
 
 def gemma3(config: Fields) -> Values:
     """Layers with a window use their own RoPE."""
+    if "sliding_window" not in config and "layer_types" not in config:
+        raise SourceError(f"{config.what}: sliding_window is null, expected an integer, or layer_types without windows")
     full, local = gemma_rope(config)
     window = windows(config)
     if window["sliding_window"] and not window["global_every"]:

@@ -127,8 +127,8 @@ _GEMMA2_FAMILY = Family(
 )  # fmt: skip
 _GEMMA3 = Family(
     "gemma3_text", _BOTH | {"qk_norm": True}, (its.gemma3, *_GEMMA, its.scaled_queries, its.capped_logits),
-    {
-        "rope_theta": 1e6, "tie_word_embeddings": True, "sliding_window_pattern": 6,
+    _GEMMA_SAYS | {
+        "rope_theta": 1e6, "sliding_window": 4096, "sliding_window_pattern": 6,
         "hidden_activation": "gelu_pytorch_tanh",
     },
     reads=("query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation", "sliding_window", "layer_types",

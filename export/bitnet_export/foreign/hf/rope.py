@@ -25,13 +25,12 @@ def rope(config: Fields, theta: float) -> dict[str, Any]:
 
 def gemma_rope(config: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same for layers with full attention, and for those with a window."""
-    given = config.object("rope_parameters")
-    if given is None:
-        local = {"rope_theta": config.number("rope_local_base_freq", 10_000.0)}
-        given = {"full_attention": config.get("rope_scaling"), "sliding_attention": local}
-    both, what = Fields(given, f"{config.what}: rope_parameters"), f"{config.what}: RoPE"
-    full, window = (Fields(both.object(f"{kind}_attention") or {}, what) for kind in ("full", "sliding"))
-    return _kind(full, config.number("rope_theta", 1e6), config), _kind(window, 10_000.0, config)
+    both = Fields(config.object("rope_parameters") or {}, f"{config.what}: rope_parameters")
+    scaling, what = config.object("rope_scaling") or {}, f"{config.what}: RoPE"
+    full = Fields({**(both.object("full_attention") or {}), **scaling}, what)
+    window = Fields(both.object("sliding_attention") or {}, what)
+    local = config.number("rope_local_base_freq", 10_000.0)
+    return _kind(full, config.number("rope_theta", 1e6), config), _kind(window, local, config)
 
 
 def _kind(given: Fields, theta: float, config: Fields) -> dict[str, Any]:
