@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -237,40 +236,3 @@ def test_a_tokenizer_that_the_engine_refuses_is_not_converted(tmp_path: Path) ->
     with pytest.raises(ValueError, match="has a token of 5000 characters, expected at most 4096"):
         convert(tmp_path / "model", tmp_path / "m.bitnet")
     assert not (tmp_path / "m.bitnet").exists()
-
-
-def old_form(folder: Path, shards: int, zipped: bool) -> None:
-    """As save_pretrained wrote before safetensors, with buffers that nothing reads."""
-    state = load_file(folder / "model.safetensors")
-    state |= {"h.0.attn.bias": torch.ones(3, 3, dtype=torch.bool), "transformer.h.1.attn.bias": torch.ones(3).byte()}
-    (folder / "model.safetensors").unlink()
-    if shards == 1:
-        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-        return
-    places = {name: f"pytorch_model-{i % shards}.bin" for i, name in enumerate(state)}
-    for shard in set(places.values()):
-        torch.save({name: state[name] for name in state if places[name] == shard}, folder / shard)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-
-
-@pytest.mark.parametrize(("shards", "zipped"), [(1, True), (1, False), (3, True)])
-def test_weights_in_the_form_before_safetensors(shards: int, zipped: bool, tmp_path: Path) -> None:
-    theirs = hf_families.save("gpt2", tmp_path / "model")
-    old_form(tmp_path / "model", shards, zipped)
-    convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", tokens=100)
-    tokens = hf_families.tokens_of(2, 20)
-    expected = hf_families.result(theirs, tokens).numpy()
-    # as above
-    assert np.abs(engine(tmp_path / "m.bitnet", tokens) - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
-
-
-def test_a_shard_of_the_old_form_that_is_missing_or_runs_code(tmp_path: Path) -> None:
-    hf_families.save("gpt2", tmp_path / "model")
-    old_form(tmp_path / "model", 3, True)
-    shard = tmp_path / "model" / "pytorch_model-1.bin"
-    shard.unlink()
-    with pytest.raises(SourceError, match=r"pytorch_model-1.bin is missing, pytorch_model.bin.index.json names it"):
-        convert(tmp_path / "model", tmp_path / "m.bitnet")
-    torch.save({"x": Path("anything but a tensor")}, shard)
-    with pytest.raises(SourceError, match=r"pytorch_model-1.bin is no checkpoint of tensors alone"):
-        convert(tmp_path / "model", tmp_path / "m.bitnet")

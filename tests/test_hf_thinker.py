@@ -120,7 +120,7 @@ class Evil:
         ({}, "norm1.weight is missing"),
         ({"tok_emb.weight": torch.ones(301, 36, dtype=torch.complex64)}, "has dtype torch.complex64"),
         ({"tok_emb.weight": torch.ones(301, 36).to_sparse()}, "layout torch.sparse_coo|no checkpoint of tensors"),
-        ({"tok_emb.weight": torch.ones(1, 1).expand(1 << 40, 36)}, "is a part of another tensor"),
+        ({"tok_emb.weight": torch.ones(1, 1).expand(1 << 40, 36)}, "repeats the 4 bytes of a smaller one"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -26,11 +26,12 @@ _MAX_SHARDS = 1000
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
+    "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-_SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F64": 8}
+_SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
 _SIZES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 
@@ -70,15 +71,16 @@ class Entry(NamedTuple):
         return self.file.read(self.offset + first * row, (last - first) * row).view(dtype).reshape(last - first, cols)
 
     def floats(self) -> Floats:
-        """The values as fp32, which represents every F32, F16 and BF16 exactly."""
-        if self.dtype not in ("F32", "F16", "BF16"):
-            raise SourceError(f"{self.what} has dtype {self.dtype}, expected F32, F16 or BF16")
+        """The values as fp32, which represents every F32, F16 and BF16 exactly, and rounds F64."""
+        if self.dtype not in ("F64", "F32", "F16", "BF16"):
+            raise SourceError(f"{self.what} has dtype {self.dtype}, expected F32, F16, BF16 or F64")
 
         def rows(first: int, last: int) -> NDArray[np.float32]:
             values = self.read(first, last)
             if self.dtype == "BF16":
                 return (values.astype(np.uint32) << 16).view(np.float32)
-            return values.astype(np.float32, copy=False)
+            with np.errstate(over="ignore"):  # infinity, which is refused where it is stored
+                return values.astype(np.float32, copy=False)
 
         return Floats(self.shape, self.dtype.lower(), rows)
 
