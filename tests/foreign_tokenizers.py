@@ -114,3 +114,16 @@ def save(folder: Path, tokenizer: Tokenizer | bytes, *, model_type: str = "llama
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder
+
+
+def wordpieces(lower: bool) -> Tokenizer:
+    """As of BERT."""
+    special, letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "abcdehlnorstwxABCDEHLNORSTWXéÉüß日本'"
+    words = [*special, *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.decoder = normalizers.BertNormalizer(lowercase=lower), decoders.WordPiece()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(special)
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    return tokenizer

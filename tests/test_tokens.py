@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
 import foreign_tokenizers as foreign
@@ -181,3 +182,48 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
     with pytest.raises(SourceError, match=r"tokenizer\.model is a vocabulary of tiktoken, .* add the tokenizer\.json"):
         of_folder(folder)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"tokenize_chinese_chars": False, "tokenizer_class": "DistilBertTokenizerFast"},
+        {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"},
+    ],
+    ids=str,
+)
+def test_the_class_of_a_bert_has_the_last_word(config: dict[str, Any], lower: bool, tmp_path: Path) -> None:
+    """transformers takes lower case and accents from tokenizer_config.json and not from tokenizer.json."""
+    named = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    folder = foreign.save(tmp_path / "m", foreign.wordpieces(lower), model_type="bert", **named | config)
+    compare(folder, ["Hello WORLD, é É", "Weiß, dass 日本 x", "a [MASK] B"])
+
+
+@pytest.mark.parametrize("config", [{}, {"add_prefix_space": True}, {"add_prefix_space": False}], ids=str)
+@pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
+@pytest.mark.parametrize("space", [True, False])
+def test_the_class_of_a_gpt2_has_the_last_word(
+    config: dict[str, Any], model_type: str, space: bool, tmp_path: Path
+) -> None:
+    tokenizer = foreign.byte_level("gpt-2")
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    special = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    if model_type == "roberta":
+        special |= {f"{name}_token": "<|endoftext|>" for name in ("bos", "cls", "sep", "pad", "mask")}
+    folder = foreign.save(tmp_path / "m", tokenizer, model_type=model_type, **special, **config)
+    compare(folder, ["Hello world", " a", "x"], edges=False)
+
+
+def compare(folder: Path, samples: list[str], edges: bool = True) -> None:
+    definition, _, _, assumptions = of_folder(Folder(folder))
+    ours, theirs = Tokenizer.from_str((definition or b"").decode()), AutoTokenizer.from_pretrained(folder)
+    for text in samples:
+        expected = theirs.encode(text, add_special_tokens=edges)
+        assert ours.encode(text, add_special_tokens=edges).ids == expected
+    as_published = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    changed = any(as_published.encode(text).tokens != ours.encode(text).tokens for text in samples)
+    assert any("tokenizer.json alone says otherwise" in line for line in assumptions) or not changed

@@ -12,7 +12,7 @@ from bitnet_export.foreign.vocabulary import load
 
 from .fields import Fields
 from .folder import MAX_JSON, Folder, strict_object
-from .tokenizer import SIGLIP2
+from .tokenizer_class import SIGLIP2
 
 _POOLING = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 _POOLING_NAMED = {"lasttoken": "last", "mean": "mean", "cls": "first"}  # values of `pooling_mode`, of newer versions

@@ -19,6 +19,7 @@ from bitnet_export.packed.records import MAX_TEMPLATE
 
 from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
 from .sentencepiece import read_sentencepiece
+from .tokenizer_class import apply_class
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_ADDED = 1 << 16
 _VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
-SIGLIP, SIGLIP2 = "SiglipTokenizer", "Siglip2Tokenizer"
 
 
 def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
@@ -46,10 +46,9 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     named = _named(folder, config)
     _add_tokens(tokenizer, folder, config, named)
     definition = json.loads(tokenizer.to_str())
-    if steps := _of_class(config):
-        own = [definition["normalizer"]] if definition["normalizer"] else []
-        definition["normalizer"] = {"type": "Sequence", "normalizers": [*steps, *own]}
-        tokenizer = load(json.dumps(definition).encode(), f"the tokenizer as {config['tokenizer_class']} has it")
+    model_type = folder.json("config.json").get("model_type")
+    assumptions += apply_class(definition, config, model_type, f"{folder.path}/tokenizer_config.json")
+    tokenizer = load(json.dumps(definition).encode(), "the tokenizer as its class has it")
     if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # the assumption for a tokenizer.model
         config = {"add_bos_token": True} | config
     if "add_bos_token" in config or "add_eos_token" in config:
@@ -91,19 +90,6 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
         assumptions.append(f"a text begins with a space, what follows a special token {follows} (`legacy`)")
     words = Vocabulary(model.tokens, kinds, before, None)
     return load(sentencepiece_bpe(words, model.scores, prefix=model.prefix, legacy=legacy), "tokenizer.model")
-
-
-def _of_class(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Normalization steps of a tokenizer class that are not in tokenizer.json."""
-    named, lower = config.get("tokenizer_class"), {"type": "Lowercase"}
-    if named == SIGLIP2:
-        return [lower]
-    if named != SIGLIP:
-        return []
-    replaced = (({"String": "▁"}, " "), ({"Regex": r"[!-/:-@\[-`{-~]"}, ""), ({"Regex": r"\s+"}, " "))
-    steps = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in replaced]
-    lowers = [lower] if config.get("do_lower_case", True) else []
-    return [*lowers, *steps, {"type": "Strip", "strip_left": True, "strip_right": True}]
 
 
 # ---- added and special tokens ----
