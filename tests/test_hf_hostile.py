@@ -61,6 +61,7 @@ def test_no_config(tmp_path):
         (b"\xff\xfe", "not the JSON expected"),
         (b'{"a": 1, "a": 2}', "'a' occurs 2 times"),
         (b'{"a": NaN}', "not a finite number"),
+        (rb'{"a": "\uD800"}', r"config.json is not the JSON expected: .* can't encode character '.ud800'"),
         (b'{"a": 1e999}', "not a finite number"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not the JSON expected"),
         (b"[" * 100_000, "not the JSON expected"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from bitnet_export.packed import strict_json
 from bitnet_export.packed.recognise import PROBE, recognise
 from bitnet_runtime.errors import json_kind
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a letter, as JSON escapes it
 _POINTER = b"version https://git-lfs"
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
@@ -73,10 +76,12 @@ def refuse_pointer(head: bytes, what: str) -> None:
 
 
 def strict_object(content: bytes, what: str) -> dict[str, Any]:
-    """A JSON object with unique names and only finite numbers."""
+    """A JSON object with unique names, only finite numbers, and text that can be written as UTF-8."""
     try:
         value = strict_json.parse(content)
-    except ValueError as error:
+        if _SURROGATE.search(content):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{what} is not the JSON expected: {error}") from None
     if not isinstance(value, dict):
         raise SourceError(f"{what} holds {json_kind(value)}, expected an object")
