@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,12 @@ def edit_tensors(folder: Path, change: Any) -> None:
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0, expected a number above 0"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attention_softcap is -1.0"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("llama", {"rope_parameters": GEMMA3_ROPE}, "of its own for full_attention, sliding_attention, expected one"),
+        (
+            "llama",
+            {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": -10 / math.log(4.0)}},
+            "expected at least 0",
+        ),
         ("gemma3", {"layer_types": None, "sliding_window": ...}, "sliding_window is null, expected an integer"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False"),

@@ -18,6 +18,8 @@ _ORIGINAL = "original_max_position_embeddings"
 def rope(config: Fields, theta: float) -> dict[str, Any]:
     """The fields of a ModelConfig. theta: the default."""
     given = Fields(config.object("rope_scaling") or config.object("rope_parameters") or {}, f"{config.what}: RoPE")
+    if inner := [name for name, value in given.items() if isinstance(value, dict)]:
+        raise SourceError(f"{given.what} is of its own for {', '.join(inner):.80}, expected one for all layers")
     if _ORIGINAL in config:  # takes precedence over the one in the object
         given[_ORIGINAL] = config[_ORIGINAL]
     return _kind(given, config.number("rope_theta", theta), config)
@@ -71,4 +73,6 @@ def _attention_factor(given: Fields, factor: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
     scale, of_all = given.number("mscale", 0.0), given.number("mscale_all_dim", 0.0)
+    if min(scale, of_all) < 0:
+        raise SourceError(f"{given.what} has mscale {scale} and mscale_all_dim {of_all}, expected at least 0")
     return given.number("attention_factor", of(scale) / of(of_all) if scale and of_all else of(1.0))
