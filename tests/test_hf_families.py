@@ -68,6 +68,8 @@ GEMMA3_ROPE = {"full_attention": {"rope_type": "default"}, "sliding_attention": 
         ("llama", {"use_sliding_window": True, "sliding_window": 5}),
         ("llama", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3}),
         ("llama", {"hidden_activation": "relu"}),
+        ("llama", {"is_causal": False}),
+        ("gpt2", {"is_causal": False}),
         ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 30}),
         ("gemma", {"sliding_window": 5, "use_sliding_window": True}),
         ("gemma2", {"sliding_window_pattern": 3, "layer_types": None}),
@@ -215,6 +217,8 @@ def edit_tensors(folder: Path, change: Any) -> None:
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0, expected a number above 0"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attention_softcap is -1.0"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("llama", {"is_causal": 0}, "is_causal is 0, expected true or false"),
+        ("mistral", {"is_causal": False}, "is_causal is false and layers have a window"),
         ("llama", {"rope_parameters": GEMMA3_ROPE}, "of its own for full_attention, sliding_attention, expected one"),
         (
             "llama",

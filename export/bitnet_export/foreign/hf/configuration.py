@@ -34,8 +34,11 @@ def model_config(config: Fields, fixed: Values, parts: tuple[Part, ...]) -> Mode
     values = sizes(config)
     for part in parts:
         values |= part(config)
+    values |= fixed
+    if values["mask"] == "bidirectional" and values.get("sliding_window"):
+        raise SourceError(f"{config.what}: is_causal is false and layers have a window, only one of both is supported")
     try:
-        return ModelConfig.from_dict(values | fixed)
+        return ModelConfig.from_dict(values)
     except ValueError as error:
         raise SourceError(f"{config.what}: {error}") from None
 
@@ -56,6 +59,7 @@ def sizes(config: Fields) -> Values:
         "head_dim": config.integer("head_dim", default_head), "ffn_dim": config.integer("intermediate_size", 0),
         "max_context": config.integer("max_position_embeddings"), "norm_eps": config.number("rms_norm_eps"),
         "activation": _activation(config),
+        "mask": "causal" if config.truth("is_causal", True) else "bidirectional",
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ _MAPPED = {
     "attention_bias", "mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
     "rope_local_base_freq", "sliding_window", "layer_types", "use_sliding_window", "max_window_layers",
     "sliding_window_pattern", "quantization_config", "original_max_position_embeddings", "bos_token_id",
-    "eos_token_id", "type_vocab_size",
+    "eos_token_id", "type_vocab_size", "is_causal",
 }  # fmt: skip
 _WITHOUT_EFFECT = {
     "model_type", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
