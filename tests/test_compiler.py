@@ -37,14 +37,18 @@ def small(**changes: Any) -> Transformer:
 
 
 def gradients(
-    model: Transformer, amount: float = 1.0, bf16: bool = False, documents: Tensor | None = None
+    model: Transformer,
+    amount: float = 1.0,
+    bf16: bool = False,
+    documents: Tensor | None = None,
+    tokens: Tensor = TOKENS,
 ) -> list[Tensor]:
     """The loss and the gradient of every parameter."""
     model.zero_grad()
     with model.partly_quantized(amount):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits = model(TOKENS, documents)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS.flatten())
+            logits = model(tokens, documents)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
@@ -93,6 +97,23 @@ def test_a_process_may_train_many_models() -> None:
             counters.clear()
             gradients(model)
             assert counters["stats"]["unique_graphs"] == 1, dim
+
+
+@pytest.mark.usefixtures("fresh")
+def test_other_choices_of_experts_compile_nothing_again() -> None:
+    """Each expert gets another number of tokens in every pass: it would be compiled again, in some minutes."""
+    model = small(n_experts=4, experts_per_token=2)
+    compiler.compile_layers(model, "aot_eager")
+    counters.clear()  # of the trial
+    graphs, loads = set(), set()
+    for number in range(3):
+        tokens = TOKENS.roll(7 * number, 1) * (number + 1) % 61
+        found = gradients(model, tokens=tokens)
+        loads.add(tuple(model.blocks[0].load.tolist()))
+        graphs.add(counters["stats"]["unique_graphs"])
+        with compiler.eagerly():
+            assert same(found, gradients(model, tokens=tokens))
+    assert len(loads) == 3 and len(graphs) == 1 and min(graphs) > 0
 
 
 @pytest.mark.usefixtures("fresh")

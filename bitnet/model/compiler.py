@@ -1,6 +1,7 @@
 """`--compile`: torch compiles the layers of a model, identical ones into one graph, and the loss of its head.
 
 It compiles layers, not the whole model: compile time then does not grow with depth, and training was no slower.
+Experts run eagerly.
 Compiled kernels sum in another order, so a norm or γ may differ in its last bit, which rarely changes an int8 code.
 Everything that is compared with the exported file is therefore computed `eagerly`.
 """
@@ -44,7 +45,9 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
             "names, and Python's headers, on a GPU Triton too; or leave --compile out"
         ) from None
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-    for layer in (layer for stack in model.stacks for layer in stack.layers):
+    for layer in (layer for stack in model.stacks for layer in stack.blocks):
+        if layer.config.n_experts:  # how many tokens each gets differs in every pass, and each number would be a graph
+            layer.mixture = torch.compiler.disable(layer.mixture)  # type: ignore[method-assign]
         layer.compile(backend=backend, dynamic=False)
     for stack in model.stacks:
         stack.in_blocks = model.device.type == "cuda" and takes_blocks(stack.config)
