@@ -8,16 +8,19 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitnet_cli
 from bitnet.data import dataset
 from bitnet.evaluate.loss import Overlapping, Result, evaluate, evaluate_packed, log_probabilities, spread
+from bitnet.model import head
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import random_adapter
@@ -85,6 +88,28 @@ def test_loss_with_a_stride_token_by_token(stride: int) -> None:
     assert result.nats_per_token == pytest.approx(sum(nats) / len(nats), abs=1e-6)
     assert result.perplexity == pytest.approx(math.exp(result.nats_per_token))
     assert result.bits_per_byte == pytest.approx(result.nats_per_token / math.log(2) / 3)
+
+
+def test_logits_of_an_evaluation_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is that of the whole, and no tensor is as large as the logits of a batch."""
+    model = Transformer(SMALL.replace(max_context=16)).eval()
+    text = tokens_of([random.Random(2).randrange(SMALL.vocab_size) for _ in range(129)])
+    inputs, targets = text.window(range(8), 16)
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    monkeypatch.setitem(head.PORTION, "cpu", 4 * SMALL.vocab_size)
+    sizes: list[int] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            sizes.append(out.numel() if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    with Watching():
+        found = evaluate(model, text, 16, batch=8)
+    assert found.nats_per_token == pytest.approx(float(expected), rel=1e-6)
+    assert found.tokens == 128 and 0 < max(sizes) < 128 * SMALL.vocab_size
 
 
 def test_the_standard_error_is_how_far_parts_of_a_text_lie_from_the_whole() -> None:

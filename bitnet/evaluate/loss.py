@@ -187,18 +187,22 @@ def evaluate(
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, _within(limit, context, each))
     sums, right = np.zeros(6), 0
+    hidden = isinstance(tokens, masked.ViewedTokens) and isinstance(tokens.view, masked.Masking)
     with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
             inputs, targets, *documents = (t.to(device) for t in rows)
-            logits = model(inputs, *documents).flatten(0, 1)
-            if counts:
+            if hidden:
+                logits = model(inputs, *documents).flatten(0, 1)
                 losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
+            else:  # as in training, without all logits in memory at once
+                losses = -model(inputs, *documents, targets_BT=targets, each=True)
+            if counts:
                 counted = (targets != dataset.IGNORED).sum(1)
                 sums += spread(losses.double().sum(1).tolist(), counted.tolist())
-                right += int((logits.argmax(1) == targets.flatten()).sum())
+                right += int((logits.argmax(1) == targets.flatten()).sum()) if hidden else 0
     *found, n_right = parallel.total([*sums, right])
-    if isinstance(tokens, masked.ViewedTokens) and isinstance(tokens.view, masked.Masking):
+    if hidden:
         return Hidden(found[1] / found[2], n_right / found[2], int(found[2]))
     return Result.of(found, n, tokens.bytes_per_token)
 
