@@ -117,6 +117,25 @@ def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
     assert not manifest.damage(run / "step-000000") and [file.name for file in run.glob(".*")] == [".errors"]
 
 
+def without_memory(argv: list[str]) -> int:
+    """A run whose second process finds no memory for its third step."""
+    loss_terms = passes.loss_terms
+
+    def full(run: loop.Run, *batch: Any) -> Any:
+        if parallel.rank() == 1 and run.state["step"] == 2:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return loss_terms(run, *batch)
+
+    passes.loss_terms = full
+    return bitnet_cli.main(argv)
+
+
+def test_memory_that_runs_out_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=without_memory)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "error: memory ran out in process 2; lower --batch or --context, or take a smaller model" in errors
+
+
 def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
     argv = [*TINY, "--data", text, "--save-every", "2"]
     codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)

@@ -118,6 +118,19 @@ def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, 
     assert ("reading and tokenizing" in result.stderr) == (layers == 1)
 
 
+@pytest.mark.parametrize(
+    ("said", "ran_out"),
+    [
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", True),
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported later", True),  # pinned memory, a graph
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_errors_that_say_that_memory_ran_out(said: str, ran_out: bool) -> None:
+    assert memory.ran_out(RuntimeError(said)) == ran_out
+
+
 def test_what_is_frozen_needs_memory_for_its_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, sees = (PRESETS[name] for name in ("tiny", "siglip-tiny"))
     trained = {"source": "x", "quantize_warmup": 0.5, "optimizer": "adamw"}

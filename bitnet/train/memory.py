@@ -16,6 +16,9 @@ from bitnet.train.errors import TrainingError
 
 GROUP = Path("/sys/fs/cgroup")  # the control group of this process, as seen in a container
 
+EXHAUSTED = "allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
+"""Words of errors without a type of their own: of a CPU; of pinned memory and CUDA graphs; of cuBLAS."""
+
 
 def check(config: ModelConfig, settings: Settings) -> None:
     """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit."""
@@ -38,7 +41,7 @@ def check(config: ModelConfig, settings: Settings) -> None:
 def ran_out(error: Exception) -> bool:
     """Whether an error of torch, numpy or Python says that memory ran out."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in EXHAUSTED)
     )
 
 

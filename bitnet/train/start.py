@@ -62,10 +62,13 @@ def train(
                 return _branch(given, branch, read, ask)
             return _resume(given, read, ask) if resume else _begin(given, read, ask)
     except (MemoryError, RuntimeError) as error:
-        if not memory.ran_out(error) or parallel.launched():
+        if not memory.ran_out(error):
             raise
         said = str(error).partition("\n")[0]
-        raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
+        where = f" in process {parallel.rank() + 1}" if parallel.launched() else ""
+        raise TrainingError(
+            f"memory ran out{where}; lower --batch or --context, or take a smaller model ({said})"
+        ) from error
 
 
 def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
