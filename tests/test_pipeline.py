@@ -17,7 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitnet.data import dataset
-from bitnet.train import checkpoint, hardware, loop, passes, profiling
+from bitnet.presets import PRESETS
+from bitnet.settings import Settings
+from bitnet.train import checkpoint, hardware, loop, passes, profiling, replay
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import Ahead, Made, Work
 from training import TINY, bitnet, bits, losses
@@ -247,3 +249,10 @@ def test_emulated_bf16_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU before Ampere emulates it, slower than fp32."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert hardware.choose_precision("auto", "cuda") == "fp32" and hardware.choose_precision("bf16", "cuda") == "bf16"
+
+
+def test_passes_of_two_shapes_are_not_replayed() -> None:
+    """A graph is recorded for one shape: with two in a step, each would be recorded again in every step."""
+    settings, config = Settings(device="cuda", compile=True, batch=16), PRESETS["tiny"]
+    found = {n: replay.possible(settings, config, n, processes=1) for n in (8, 16, 24, 32)}
+    assert found == {8: True, 16: True, 24: False, 32: True}

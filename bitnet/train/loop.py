@@ -104,7 +104,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     started = time.monotonic() - state["seconds"]
     saved_step, saved_at = state["step"], state["seconds"]
     pinned = settings.device == "cuda"
-    if replay.possible(settings, run.model.config, parallel.size()):
+    if replay.possible(settings, run.model.config, run.sequences, parallel.size()):
         of_batch = functools.partial(passes.passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     begin = run.seen - state["step"] * run.sequences  # not 0 if steps had another size before

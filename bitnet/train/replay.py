@@ -18,14 +18,16 @@ Passes = Callable[[Sequence[Tensor], float | Tensor, float | Tensor], Terms]
 accumulate in the parameters; returns the terms of the loss."""
 
 
-def possible(settings: Settings, config: ModelConfig, processes: int) -> bool:
-    """Whether a step can be a CUDA graph: expert routing and dropout need the CPU, teachers and images vary in shape, a
-    draft counts its guesses, and several processes wait for each other."""
+def possible(settings: Settings, config: ModelConfig, sequences: int, processes: int) -> bool:
+    """Whether a step of so many sequences can be a CUDA graph: expert routing and dropout need the CPU, teachers and
+    images vary in shape, a draft counts its guesses, several processes wait for each other, and a smaller last pass
+    would have both shapes recorded again in every step."""
     others = (
         config.n_experts or config.dropout or config.vision or config.draft or settings.distilled or settings.preference
     )
     plain = not others and config.has_head
-    return settings.device == "cuda" and settings.compile and plain and processes == 1
+    alike = sequences < settings.batch or sequences % settings.batch == 0
+    return settings.device == "cuda" and settings.compile and plain and alike and processes == 1
 
 
 class Replay:
