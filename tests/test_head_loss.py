@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
+from bitnet.float_product import product
 from bitnet.model import head
 from bitnet.model.transformer import Transformer
 
@@ -74,3 +75,25 @@ def test_logits_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(head.PORTION, "cpu", 20 * 301)
     model.loss(torch.zeros(1, 50, dtype=torch.long), torch.ones(1, 50, dtype=torch.long)).backward()
     assert seen == [20, 20, 10]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_frozen_head_gets_no_gradient(each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with adapters: the gradient of what is trained stays, and no product makes that of the head."""
+    model = Transformer(ModelConfig(**SMALL))
+    tokens, gradients, made = torch.arange(50).reshape(1, 50), [], []
+
+    def watched(*operands: torch.Tensor) -> torch.Tensor:
+        made.append(tuple(len(x) for x in operands))
+        return product(*operands)
+
+    monkeypatch.setattr(head, "product", watched)
+    for frozen in (False, True):
+        model.zero_grad()
+        made.clear()
+        model.requires_grad_(not frozen)
+        model.layers.requires_grad_(True)
+        model(tokens, targets_BT=tokens.roll(-1, 1), each=each).sum().backward()
+        gradients.append([p.grad.clone() for p in model.layers.parameters() if p.grad is not None])
+        assert ((SMALL["vocab_size"], 50) in made) != frozen
+    assert len(gradients[0]) == len(gradients[1]) > 5 and all(map(torch.equal, *gradients))

@@ -112,8 +112,9 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         dtype = _product_dtype(x_ND)
         w, codes = head_operands(w_VD, config.head_format, amount, config.weight_scale, dtype)
-        grad_x, grad_w = torch.empty_like(x_ND), torch.zeros_like(w_VD)
-        grad_b = None if bias_V is None else torch.zeros_like(bias_V)
+        grad_x, learns = torch.empty_like(x_ND), ctx.needs_input_grad[1:3]  # a frozen head needs no gradient
+        grad_w = torch.zeros_like(w_VD) if learns[0] else None
+        grad_b = torch.zeros_like(bias_V) if bias_V is not None and learns[1] else None
         loss = torch.zeros((), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
         with torch.autocast(x_ND.device.type, enabled=False):
             for here in portions(x_ND, len(w_VD)):
@@ -121,16 +122,17 @@ class _HeadLoss(torch.autograd.Function):
                 part, g = of_portion(x, w, integers, bias_V, targets_N[here], config.logit_softcap)
                 loss += part
                 grad_x[here] = product(g, w)
-                grad_w += product(g.T, x)
+                if grad_w is not None:
+                    grad_w += product(g.T, x)
                 if grad_b is not None:
                     grad_b += g.sum(0)
-        ctx.save_for_backward(grad_x, grad_w, *(() if grad_b is None else (grad_b,)))
+        ctx.save_for_backward(grad_x, grad_w, grad_b)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_w, *grad_b = (kept * grad for kept in ctx.saved_tensors)
-        return grad_x, grad_w, grad_b[0] if grad_b else None, None, None, None, None
+        grads = (None if kept is None else kept * grad for kept in ctx.saved_tensors)
+        return *grads, None, None, None, None
 
 
 def summed_cross_entropy(
@@ -159,8 +161,9 @@ class _LogProbabilities(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         (x_ND, targets_N), (w, _, bias_V, head, dtype) = ctx.saved_tensors, ctx.made
-        grad_x, grad_w = torch.empty_like(x_ND), torch.zeros_like(w, dtype=ctx.dtype)
-        grad_b = None if bias_V is None else torch.zeros_like(bias_V)
+        grad_x, learns = torch.empty_like(x_ND), ctx.needs_input_grad[1:3]
+        grad_w = torch.zeros_like(w, dtype=ctx.dtype) if learns[0] else None
+        grad_b = torch.zeros_like(bias_V) if bias_V is not None and learns[1] else None
         for here, x, z_NV in _portions(x_ND, *ctx.made):
             g_NV = z_NV.softmax(-1).neg_()
             g_NV.scatter_add_(1, targets_N[here, None], torch.ones_like(g_NV[:, :1])).mul_(grad_N[here, None])
@@ -168,7 +171,8 @@ class _LogProbabilities(torch.autograd.Function):
                 g_NV.mul_(1 - (z_NV / head.config.logit_softcap).square())
             g = g_NV.to(dtype)
             grad_x[here] = product(g, w)
-            grad_w += product(g.T, x)
+            if grad_w is not None:
+                grad_w += product(g.T, x)
             if grad_b is not None:
                 grad_b += g.sum(0)
         return grad_x, grad_w, grad_b, None, None
