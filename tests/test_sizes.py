@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
-from bitnet.settings import PRESET_SETTINGS
+from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.sizes import SIZES
 from bitnet.train import flops, loop, resolve
 from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
 from bitnet.train.progress import Progress
+from bitnet.train.run import Run
 from training import TINY, bitnet
 
 torch.set_num_threads(1)
@@ -90,10 +92,32 @@ def test_of_experts_those_that_a_token_takes_count() -> None:
     assert flops.of_token(some, 0) == flops.of_token(one, 0) + feed_forward + router
 
 
+def test_frozen_weights_have_no_gradients_to_count() -> None:
+    with torch.device("meta"):
+        model = Transformer(PRESETS["tiny"])
+    whole, n = flops.of_token(model, 0), sum(p.numel() for p in model.layers.parameters() if p.dim() == 2)
+    n += model.config.vocab_size * model.config.dim
+    model.requires_grad_(False)
+    assert whole == 6 * n and flops.of_token(model, 0) == 4 * n
+
+
+def test_a_share_of_the_peak_is_not_given_where_operations_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "peak", lambda *_: 1e12)
+    found = {}
+    for name, config in {"plain": PRESETS["tiny"], "draft": PRESETS["tiny"].with_draft()}.items():
+        with torch.device("meta"):
+            model = Transformer(config)
+        run = SimpleNamespace(settings=Settings(device="cuda"), model=model, batches=SimpleNamespace(context=64))
+        found[name] = Run.of_peak.fget(run)  # type: ignore[attr-defined]
+    assert found["plain"] > 0 == found["draft"]
+
+
 @pytest.mark.parametrize(
     ("name", "rate"),
     [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12),
-     ("NVIDIA L40S", 362e12), ("NVIDIA RTX A4000", 0.0), ("NVIDIA A10", 0.0)],
+     ("NVIDIA L40S", 362e12), ("NVIDIA RTX A4000", 0.0), ("NVIDIA A10", 0.0),
+     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0.0), ("NVIDIA GeForce RTX 4090", 165e12),
+     ("NVIDIA GeForce RTX 4090 Laptop GPU", 0.0), ("NVIDIA GeForce RTX 4090 D", 0.0)],
 )  # fmt: skip
 def test_the_peak_of_a_gpu_is_known_by_its_name(name: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)

@@ -90,7 +90,8 @@ class Run:
     def of_peak(self) -> float:
         """Seconds that a token would take on the GPUs of the run at their peak; 0: unknown."""
         known = flops.peak(self.settings.device, self.settings.precision) * parallel.size()
-        return flops.of_token(self.model, self.batches.context) / known if known and not self.model.vision else 0.0
+        uncounted = self.model.vision or self.model.draft
+        return flops.of_token(self.model, self.batches.context) / known if known and not uncounted else 0.0
 
     @property
     def place(self) -> schedule.Place:
