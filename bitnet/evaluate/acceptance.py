@@ -1,4 +1,4 @@
-"""The share of a draft's guesses that are right on what the model generates, greedily, after held-out text."""
+"""The acceptance rate of draft tokens on what the model generates, greedily, after held-out text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LEAST, MOST = 4, 64  # number of texts
 
 @dataclass(frozen=True)
 class Accepted:
-    """Results of a draft that starts a chain of guesses after every token."""
+    """Results of a draft that starts a chain of draft tokens after every token."""
 
     nats_per_guess: float  # its loss as in training
-    accepted: tuple[float, ...]  # share of chains whose first 1, 2, ... guesses are all right
-    tokens_per_pass: float  # tokens per pass of the model with full chains: 1 plus the accepted guesses
+    accepted: tuple[float, ...]  # acceptance rate: share of chains whose first 1, 2, ... draft tokens are all right
+    tokens_per_pass: float  # tokens per pass of the model with full chains: 1 plus the accepted draft tokens
     chains: int
 
     def __str__(self) -> str:
         shares = ", ".join(f"{share:.2f}" for share in self.accepted)
-        return f"{self.nats_per_guess:.4f} nats/guess, {shares} accepted, {self.tokens_per_pass:.2f} tokens/pass"
+        return f"{self.nats_per_guess:.4f} nats/draft token, {shares} accepted, {self.tokens_per_pass:.2f} tokens/pass"
 
 
 def evaluate(
@@ -39,8 +39,8 @@ def evaluate(
     """Evaluate in fp32, like the engine, after evenly spaced texts. limit: tokens that the model computes, without a
     KV cache; 0: MOST texts.
 
-    As long as its guesses are right, a greedy chain sees the model's own tokens. So after every token of a generated
-    text, the guesses are right exactly where they would be in an engine that drafts from there.
+    As long as its draft tokens are right, a greedy chain sees the model's own tokens. So after every token of a
+    generated text, they are right exactly where they would be in an engine that drafts from there.
     """
     prompt = max(1, min(PROMPT, context // 2))
     rows = max(LEAST, min(MOST, limit // (prompt * WRITTEN))) if limit else MOST

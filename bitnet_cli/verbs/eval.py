@@ -240,7 +240,7 @@ def line(figures: dict[str, Any]) -> str:
     if "accepted" in figures:
         shares = ", ".join(f"{share:.2f}" for share in figures["accepted"])
         return (
-            f"{figures['nats_per_guess']:.4f} nats/guess  {shares} accepted  {figures['tokens_per_pass']:.2f} "
+            f"{figures['nats_per_guess']:.4f} nats/draft token  {shares} accepted  {figures['tokens_per_pass']:.2f} "
             f"tokens/pass  ({figures['chains']:,} chains, context {figures['context']:,})"
         )
     if "margin" in figures:

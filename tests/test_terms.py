@@ -1,0 +1,26 @@
+"""The docs can be searched with the words of the field: each stands on the page of what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TERMS = {
+    "docs/drafts.md": (
+        "# Speculative decoding",
+        "draft head",
+        "multi-token prediction (MTP)",
+        "n-gram lookup, also called prompt lookup",
+        "acceptance rate",
+        "sliding window",
+        "attention sinks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_page_has_the_words_of_the_field(name: str) -> None:
+    page = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    assert [term for term in TERMS[name] if term not in page] == []
