@@ -17,6 +17,19 @@ TERMS = {
         "sliding window",
         "attention sinks",
     ),
+    "docs/performance.md": ("Prefill, decode", "roofline", "Random weights", "memory-mapped", "## Which KV cache?"),
+    "docs/python.md": ("continuous batching", "KV cache is paged", "copy on write", "prefix", "## Embeddings", "RAG"),
+    "docs/server.md": (
+        "## Continuous batching",
+        "## Prefix caching",
+        "Prefill is chunked",
+        "paged",
+        "## Throughput and latency",
+        "time to first token (TTFT)",
+        "structured output",
+        "function calling",
+        "RAG",
+    ),
 }
 
 
