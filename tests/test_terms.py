@@ -30,6 +30,36 @@ TERMS = {
         "function calling",
         "RAG",
     ),
+    "docs/train.md": (
+        "quantization-aware training (QAT)",
+        "W1.58A8",
+        "WSD (warmup, stable, decay)",
+        "activation checkpointing",
+        "straight-through estimator, STE",
+        "acceptance rate",
+        "MFU",
+    ),
+    "docs/gpu.md": (
+        "## Throughput",
+        "fused",
+        "Activation checkpointing",
+        "MFU",
+    ),
+    "docs/several-machines.md": (
+        "data parallel",
+        "DDP",
+        "FSDP2, as ZeRO-3",
+        "no tensor or pipeline parallelism",
+        "gradient accumulation",
+        "prefix cache",
+        "KV cache",
+    ),
+    "docs/data.md": (
+        "Deduplication",
+        "MinHash",
+        "masks documents",
+        "packed",
+    ),
 }
 
 
