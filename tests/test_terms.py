@@ -60,6 +60,51 @@ TERMS = {
         "masks documents",
         "packed",
     ),
+    "docs/precision.md": (
+        "quantization-aware training",
+        "STE",
+        "WSD",
+        "group-wise scales",
+        "absmean",
+    ),
+    "docs/finetune.md": (
+        "quantization-aware training (QAT)",
+        "### Knowledge distillation",
+        "supervised fine-tuning (SFT)",
+        "Sequence packing",
+        "direct preference optimization (DPO)",
+        "reference model",
+    ),
+    "docs/train-python.md": (
+        "W1.58A8",
+        "straight-through estimator (STE)",
+        "absmean",
+        "absmax per token",
+        "group-wise",
+        "Gradient accumulation",
+    ),
+    "docs/experts.md": (
+        "mixture of experts (MoE)",
+        "top-k routing",
+        "load-balancing loss",
+    ),
+    "docs/encoders.md": (
+        "embedding",
+        "RAG",
+        "InfoNCE",
+        "Masked language modelling",
+        "gradient accumulation",
+    ),
+    "docs/adapters.md": (
+        "LoRA (low-rank adaptation)",
+        "prefix cache",
+        "prefill",
+    ),
+    "docs/structured.md": (
+        "# Structured output",
+        "Constrained decoding",
+    ),
+    "docs/tools.md": ("# Tools: function calling",),
 }
 
 
