@@ -40,7 +40,7 @@ FAMILIES = {
     "prefix with a window": (
         SMALL.replace(mask="prefix", sliding_window=5, n_experts=3, experts_per_token=2), "tokens behind a prefix",
     ),
-    "masked": (ORIGINAL.replace(mask="bidirectional", position="learned", embedding_norm=True), "hidden tokens"),
+    "masked": (ORIGINAL.replace(mask="bidirectional", position="learned", embedding_norm=True), "masked tokens"),
     "encoder": (SMALL.replace(**ENCODER), "vectors of texts"),
     "encoder of vectors": (
         SMALL.replace(input="embeddings", vocab_size=0, sliding_window=7, **ENCODER), "vectors of texts",

@@ -171,7 +171,7 @@ def test_a_packed_file_is_measured_without_a_prefix(
             "each token sees the one it is to say; add --set mask=causal, or --objective",
         ),
         (("--temperature", "0.1"), "--objective next, but --temperature is of vectors of texts; leave it out"),
-        (("--objective", "mlm"), "mask is causal, so a hidden token sees one side alone; add --set mask=bidirectional"),
+        (("--objective", "mlm"), "mask is causal, so a masked token sees one side alone; add --set mask=bidirectional"),
         ((*ENCODER, "--objective", "mlm", "--set", "has_head=no"), "the model has no head; add --set has_head=yes"),
         (("--objective", "contrastive"), "the model has a head; add --set has_head=no"),
         (

@@ -92,7 +92,7 @@ class Hidden:
     tokens: int  # masked tokens
 
     def __str__(self) -> str:
-        return f"{self.nats_per_token:.4f} nats/hidden token, {self.accuracy:.1%} right"
+        return f"{self.nats_per_token:.4f} nats/masked token, {self.accuracy:.1%} right"
 
 
 # ---- windows ----

@@ -73,7 +73,7 @@ def check(settings: Settings, config: ModelConfig) -> None:
         ],
         "mlm": [
             (not config.has_head, head, "add --set has_head=yes"),
-            (config.mask != "bidirectional", f"mask is {config.mask}, so a hidden token sees one side alone",
+            (config.mask != "bidirectional", f"mask is {config.mask}, so a masked token sees one side alone",
              "add --set mask=bidirectional"),
         ],
         "contrastive": [

@@ -261,8 +261,8 @@ def line(figures: dict[str, Any]) -> str:
         )
     if "accuracy" in figures:
         return (
-            f"{figures['nats_per_token']:.4f} nats/hidden token  {figures['accuracy']:.1%} right  "
-            f"({figures['tokens']:,} hidden tokens, context {figures['context']:,})"
+            f"{figures['nats_per_token']:.4f} nats/masked token  {figures['accuracy']:.1%} right  "
+            f"({figures['tokens']:,} masked tokens, context {figures['context']:,})"
         )
     where = "".join(f", {name} {figures[name]:,}" for name in ("context", "stride") if name in figures)
     each = ", ".join(f"{name} {nats:.4f}" for name, nats in figures.get("sources", {}).items())

@@ -139,7 +139,7 @@ class Report:
     zero_fraction: tuple[float, ...]  # of each layer's ternary weights
     tensors_equal: int
     text: str  # where the compared tokens come from
-    asked: str  # what of them is compared: "tokens", "tokens behind a prefix", "hidden tokens" or "vectors of texts"
+    asked: str  # what of them is compared: "tokens", "tokens behind a prefix", "masked tokens" or "vectors of texts"
     short: Agreement
     long: Agreement
     images: Agreement | None  # of a model with a vision stack: image vectors, scaled to length 1

@@ -61,11 +61,11 @@ class Texts:
             return "vectors of images" if self.inputs.ndim == 4 else "vectors of texts"
         if self.images is not None:
             return "tokens behind an image"
-        return "hidden tokens" if self.hidden else "tokens behind a prefix" if self.prefixes is not None else "tokens"
+        return "masked tokens" if self.hidden else "tokens behind a prefix" if self.prefixes is not None else "tokens"
 
 
 def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -> Texts:
-    """Windows (n, T) of token ids as texts for a model. mask_token: stands for a hidden token."""
+    """Windows (n, T) of token ids as texts for a model. mask_token: stands for a masked token."""
     inputs: NDArray[Any] = ids
     targets: NDArray[np.int64] | None = None
     prefixes: NDArray[np.int64] | None = None
