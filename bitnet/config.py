@@ -28,7 +28,7 @@ class ModelConfig:
     dim: int  # D, width of the residual stream
     n_layers: int  # blocks of attention and FFN
     n_heads: int  # H, query heads
-    n_kv_heads: int  # G, divides H; H: MHA, 1: MQA
+    n_kv_heads: int  # G, divides H; H: MHA, 1: MQA, else GQA
     head_dim: int  # E, width of a head
     ffn_dim: int  # F, width between up and down
     max_context: int  # most tokens of a sequence; -1 with images: those of an image
@@ -66,7 +66,7 @@ class ModelConfig:
     ffn: str = "gated"  # down(act(gate) · up), or down(act(up))
     activation: str = "relu2"  # relu2: relu(x)²; gelu: with tanh, as most models have it; gelu_erf: exact
     n_experts: int = 0  # FFNs of which a token uses some; 0: one for all
-    experts_per_token: int = 0  # how many a token uses
+    experts_per_token: int = 0  # how many a token uses: the k of top-k routing
     normalize_routing: bool = True  # the shares of the chosen ones add up to 1; with only one, no router learns
 
     # positions
@@ -103,15 +103,15 @@ class ModelConfig:
     similarity_bias: float = 0.0  # that bias
     image_token: int = 0  # token that a decoder replaces with vectors of an image; 0: it sees no images
     vision: ModelConfig | None = None  # the vision stack of this one: a table of options
-    draft: ModelConfig | None = None  # the draft of this stack, which guesses tokens (`bitnet.model.draft`)
+    draft: ModelConfig | None = None  # the draft head of this stack (`bitnet.model.draft`)
 
-    # adapters: W·x + Bᵀ·(A·x), A (rank, inputs), B (rank, outputs)
+    # LoRA adapters: W·x + Bᵀ·(A·x), A (rank, inputs), B (rank, outputs)
     adapter_rank: int = 0  # 0: there are none
     adapters: tuple[str, ...] = ()  # which linear layers have one
 
     # numbers
     ternary: tuple[str, ...] = TERNARY_LINEARS  # which linear layers are ternary; the rest stay float
-    weight_scale: str = "tensor"  # scope of the ternary scale γ
+    weight_scale: str = "tensor"  # scope of the ternary scale γ; group: 128 inputs
     head_format: str = "int8"  # embedding and head: int8 rows, f16, f32, or ternary
     dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and the input
 

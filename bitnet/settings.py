@@ -48,16 +48,19 @@ class Settings:
     mixture: str = option(
         "", "instead of --data: a TOML file of sources, their shares and stages; docs/data.md describes it"
     )
-    documents: bool = option(False, "attention stays within a document; for the next token, without prefixes")
-    chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
+    documents: bool = option(
+        False, "document masking: attention stays within a document; for the next token, without prefixes"
+    )
+    chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers (SFT)")
     preference: list[str] = option(
         [],
-        "instead of --data: .jsonl files of prompts with a preferred and a rejected answer; see docs/finetune.md",
+        "instead of --data: .jsonl files of prompts with a preferred and a rejected answer, for DPO; see "
+        "docs/finetune.md",
     )
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     draft: bool = option(
         False,
-        "also train a layer that guesses the next tokens, without changing the model; see docs/drafts.md",
+        "also train a draft head, for speculative decoding, without changing the model; see docs/drafts.md",
     )
     draft_only: bool = option(False, "train only the draft; the model stays as it is")
     self_written: int = option(
@@ -70,7 +73,7 @@ class Settings:
 
     objective: str = option(
         "next",
-        "next: the next token, with images that of the answer; mlm: hidden tokens, for a bidirectional model; "
+        "next: the next token, with images that of the answer; mlm: masked tokens, for a bidirectional model; "
         "contrastive: which texts, or texts and images, belong together, for a model without a head",
     )
     fim: float = option(
@@ -95,7 +98,9 @@ class Settings:
         0.0, "tokens for each parameter, counted as in the first line of a run; usual: 20; 0: --steps"
     )
     batch: int = option(16, "sequences in a forward pass of one process, at most")
-    accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
+    accumulate: int = option(
+        1, "gradient accumulation: forward passes in an optimizer step; several processes share them"
+    )
     batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: use --accumulate")
     context: int = option(0, "tokens in a sequence; 0: the model's max_context")
     seed: int = option(0, "seed of initial weights and of the order of the data")
@@ -106,7 +111,7 @@ class Settings:
         0.0, "learning rate of embeddings, head, gains and biases, which AdamW trains; 0: --lr"
     )
     schedule: str = option(
-        "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: as in the BitNet paper"
+        "constant", "constant: then down to 0 over --warmdown (WSD); cosine; two_stage: as in the BitNet paper"
     )
     warmup: float = option(0.02, "share of the run, or number of tokens, in which the learning rate rises")
     warmdown: float = option(0.3, "share of the run, or number of tokens, in which the learning rate falls to zero")
@@ -121,14 +126,14 @@ class Settings:
         "for --preference: the reward of a nat that an answer gains; a larger one stays nearer to the source",
     )
     balance_loss: float = option(
-        0.0, "weight in the loss of the uneven use of experts, a value from 1 to their number; usual: 0.01"
+        0.0, "weight of the load-balancing loss, which is from 1 to the number of experts; usual: 0.01"
     )
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
     spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
     on_bad_step: str = option("stop", "after NaN, infinity or a spike: stop, or skip the step (10 in a row also stop)")
 
     source: str = option("", "a checkpoint or run folder, or a Hugging Face folder with float weights")
-    distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
+    distill: float = option(0.0, "share of the loss, 0 to 1, that is the KL divergence from a teacher's probabilities")
     distill_temperature: float = option(1.0, "divisor of both models' logits before they are compared")
     distill_relations: float = option(
         0.0,
@@ -144,7 +149,7 @@ class Settings:
     )
 
     lora: int = option(
-        0, "rank of adapters to train instead of the model, which must be ternary and stays as it is; 0: none"
+        0, "rank of LoRA adapters to train instead of the model, which must be ternary and stays as it is; 0: none"
     )
     lora_alpha: float = option(0.0, "the adapters' weight is alpha / rank; 0: twice the rank")
     lora_linears: list[str] = option(
@@ -153,10 +158,10 @@ class Settings:
 
     precision: str = option("auto", "precision of the backward products; auto: bf16 if the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
-    parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
+    parallel: str = option("auto", "under torchrun: ddp (data parallel) or fsdp (fully sharded, ZeRO-3); auto: ddp")
     threads: int = option(0, "CPU threads, at most one for each core; 0: torch's default")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
-    recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
+    recompute: bool = option(False, "activation checkpointing in the backward pass: a quarter more time, less memory")
     eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes eight times as many")
     tasks: str = option(

@@ -46,7 +46,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--isa", type=_tier, metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)"
     )
-    group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
+    group.add_argument(
+        "--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the KV cache (default: f16)"
+    )
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory instead of mapping it")
 

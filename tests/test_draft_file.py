@@ -97,7 +97,7 @@ def test_inspect_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     random_model(SMALL, tmp_path / "m.bitnet")
     assert run("inspect", tmp_path / "m.bitnet") == 0
     shown = capsys.readouterr().out
-    assert "stack draft\n  draft: guesses tokens for the stack before it" in shown
+    assert "stack draft\n  draft head: drafts tokens for the stack before it" in shown
     assert "stacks.1.draft_projection.weight" in shown
     assert SMALL.draft and f"{SMALL.draft.ternary_weights:,} of them ternary" in shown
 

@@ -30,7 +30,7 @@ from vision_models import PALIGEMMA, VISION
             "decoder of text: continues it, whose first part sees all of itself; "
             "vectors of images stand in the places of token 7",
         ),
-        ({"input": "draft"}, "draft: guesses tokens for the stack before it"),
+        ({"input": "draft"}, "draft head: drafts tokens for the stack before it"),
     ],
 )
 def test_in_words(change: dict[str, Any], words: str) -> None:

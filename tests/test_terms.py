@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from command import bitnet
+from docs_text import FENCE, sentences
+
 ROOT = Path(__file__).parent.parent
 TERMS = {
+    "docs/options.md": (
+        "(WSD)",
+        "gradient accumulation",
+        "activation checkpointing",
+        "document masking",
+        "data parallel",
+        "ZeRO-3",
+        "load-balancing loss",
+        "speculative decoding",
+        "for DPO",
+        "(SFT)",
+        "LoRA",
+        "KL divergence",
+        "GQA",
+    ),
     "docs/drafts.md": (
         "# Speculative decoding",
         "draft head",
@@ -105,6 +124,18 @@ TERMS = {
         "Constrained decoding",
     ),
     "docs/tools.md": ("# Tools: function calling",),
+    "docs/command-line.md": (
+        "speculative decoding",
+        "n-gram lookup",
+        "KV cache",
+        "structured output",
+    ),
+    "docs/c.md": (
+        "## The KV cache",
+        "paged",
+        "copied on write",
+        "prefix",
+    ),
 }
 
 
@@ -112,3 +143,29 @@ TERMS = {
 def test_the_page_has_the_words_of_the_field(name: str) -> None:
     page = " ".join((ROOT / name).read_text(encoding="utf-8").split())
     assert [term for term in TERMS[name] if term not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "terms"),
+    [
+        ("generate", ("speculative decoding", "draft tokens", "n-gram lookup", "KV cache")),
+        ("serve", ("batch", "prefix cache", "KV caches")),
+        ("train", ("gradient accumulation", "activation checkpointing", "document masking", "draft head")),
+    ],
+)
+def test_help_has_them_too(verb: str, terms: tuple[str, ...]) -> None:
+    said = " ".join(bitnet(verb, "--help").stdout.split())
+    assert [term for term in terms if term not in said] == [] and "guess" not in said
+
+
+NO_DRAFTS = ("That is worse than guessing.", "and a guess at 0.33 million.")
+
+
+def test_draft_tokens_are_not_called_guesses() -> None:
+    """Names of functions and of fields are in code."""
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        page = FENCE.sub("", path.read_text(encoding="utf-8"))
+        tables = [line for line in page.splitlines() if line.startswith("|")]
+        for text in [*tables, *sentences(page)]:
+            found = re.search(r"\bguess", re.sub(r"`[^`]*`", "", text))
+            assert not found or text.endswith(NO_DRAFTS), f"{path.name}: {text}"

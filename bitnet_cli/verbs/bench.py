@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gen", type=at_least(1), metavar="N", help=f"tokens to decode {fitting}")
     parser.add_argument(
         "--depth", type=at_least(0), default=0, metavar="N",
-        help="tokens already in the cache, mostly copies; with --shape the context grows to hold them (default: 0)",
+        help="tokens already in the KV cache, mostly copies; with --shape the context grows to hold them (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=at_least(1), default=3, metavar="N", help="runs to take the median of (default: 3)"

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
     add_threads(parser)
     add_adapter(parser)
-    parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
+    parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's KV cache [f32]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
     text.add_argument(

@@ -91,7 +91,7 @@ def what_it_is(config: ModelConfig) -> str:
     """A stack in words."""
     inputs = {"tokens": "text", "embeddings": "vectors", "images": "images", "draft": "states"}[config.input]
     if config.input == "draft":
-        kind = "draft: guesses tokens for the stack before it"
+        kind = "draft head: drafts tokens for the stack before it"
     elif config.input == "images":
         size, patches = config.image_size, config.max_context
         gives = f"{patches} vectors of each" if config.pooling == "none" else f"a vector of each, of {patches} patches"

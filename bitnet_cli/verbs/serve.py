@@ -60,7 +60,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=16,
         metavar="N",
-        help="answers that are computed together (default: %(default)s)",
+        help="most answers in a batch; they join and leave between passes (default: %(default)s)",
     )
     parser.add_argument(
         "--queue",
@@ -80,7 +80,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-body", type=at_least(1), metavar="MB", help="largest request (default: 1, 16 with images)"
     )
     parser.add_argument(
-        "--max-cache", type=at_least(1), metavar="MB", help="most memory of all texts together (default: what is free)"
+        "--max-cache",
+        type=at_least(1),
+        metavar="MB",
+        help="most memory of all KV caches together (default: what is free)",
     )
     parser.add_argument(
         "--models-memory",
@@ -96,8 +99,8 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="FOLDER",
-        help="keep computed texts of more than 64 tokens for the next server, also after kill -9; only its owner may "
-        "read it",
+        help="keep the prefix cache, texts of more than 64 tokens, for the next server, also after kill -9; only its "
+        "owner may read it",
     )
     parser.add_argument(
         "--cache-dir-size",
@@ -106,9 +109,7 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="largest size of that folder (default: %(default)s)",
     )
-    parser.add_argument(
-        "--no-reuse", action="store_true", help="compute each prompt in full, even if an earlier one began alike"
-    )
+    parser.add_argument("--no-reuse", action="store_true", help="no prefix cache: compute each prompt in full")
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:

@@ -76,8 +76,8 @@ class Sampling:
     min_tokens: int = _option(0, "least tokens of an answer: until then no token ends it", low=0, high=2**31 - 1)
     ignore_eos: bool = _option(False, "go on after the model's end tokens")
     draft: int | None = _option(
-        None, "guess up to this many tokens, from repetitions in the text, then by the model's draft: same result, "
-        "faster if they are right; none: as many as save time", low=0, high=64,
+        None, "speculative decoding: most draft tokens, from n-gram lookup, then from the model's draft head; same "
+        "result, faster if they are right; none: as many as save time", low=0, high=64,
     )  # fmt: skip
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
     json_schema: Schema | None = _option(None, "JSON schema that the answer follows")  # noqa: RUF009  a text by then

@@ -67,7 +67,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         n_ctx: context of new sessions, in tokens; None: the model's maximum.
         threads: None: physical cores, within what affinity and cgroup allow.
         isa: a tier name such as "avx2" or "scalar"; None: the best, or that in the environment variable BITNET_ISA.
-        kv_type: numbers in the cache: "f16"; "int8", half as large; "k4v8", keys in 4 bits; "f32", for comparisons.
+        kv_type: numbers in the KV cache: "f16"; "int8", half as large; "k4v8", keys in 4 bits; "f32", for comparisons.
             Keys and values of images are not kept: int8 with "int8" and "k4v8", which is faster, else f32.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may be changed or deleted afterwards.
