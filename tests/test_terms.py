@@ -136,6 +136,42 @@ TERMS = {
         "copied on write",
         "prefix",
     ),
+    "docs/why-fast.md": (
+        "LUT",
+        "prefill",
+        "A batch shares one pass over the weights",
+        "speculative decoding",
+        "W1.58A8",
+        "absmax per token",
+    ),
+    "docs/scaling.md": (
+        "QAT",
+        "weight-only",
+        "W1.58A8",
+    ),
+    "docs/families.md": (
+        "mixture of experts (MoE)",
+        "masked language model",
+        "embeddings of texts",
+        "LoRA adapters",
+        "draft head",
+        "sliding windows",
+    ),
+    "docs/convert.md": (
+        "group-wise",
+        "weight-only",
+        "KV cache",
+    ),
+    "docs/evaluate.md": (
+        "perplexity (PPL)",
+        "KV cache",
+    ),
+    "docs/onnx.md": (
+        "KV cache",
+        "decoded",
+    ),
+    "docs/editors.md": ("fill in the middle (FIM)",),
+    "docs/images.md": ("vision transformer (ViT)",),
 }
 
 
