@@ -1,4 +1,4 @@
-"""BitLinear: a linear layer whose forward pass is ternary × int8."""
+"""BitLinear: a linear layer for quantization-aware training, whose forward pass is ternary × int8."""
 
 from __future__ import annotations
 

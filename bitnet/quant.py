@@ -1,4 +1,4 @@
-"""The numeric specification of BitNet b1.58: the quantization of weights and activations.
+"""The numeric specification of BitNet b1.58 (W1.58A8): weights by absmean, activations by absmax per token.
 
 Everything else in this project computes exactly this: the packed file stores these codes and
 scales, the C engine reproduces `integer_product` from integers. All arithmetic is fp32 and
@@ -134,7 +134,7 @@ def _outputs(x: Tensor) -> torch.dtype:
 class _QuantizedLinear(torch.autograd.Function):
     """Several projections of one input, which is quantized once.
 
-    Forward is `integer_product`; backward treats every quantizer as the identity:
+    Forward is `integer_product`; backward is the straight-through estimator (STE), every quantizer the identity:
     grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
     `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
     pass take W_q and x_q rounded to bf16; the forward pass is always integer.

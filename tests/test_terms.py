@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bitnet import BitLinear
+from bitnet_runtime import Model, Session
 from command import bitnet
 from docs_text import FENCE, sentences
 
@@ -192,6 +194,22 @@ def test_the_page_has_the_words_of_the_field(name: str) -> None:
 def test_help_has_them_too(verb: str, terms: tuple[str, ...]) -> None:
     said = " ".join(bitnet(verb, "--help").stdout.split())
     assert [term for term in terms if term not in said] == [] and "guess" not in said
+
+
+@pytest.mark.parametrize(
+    ("described", "term"),
+    [
+        (Model.batch, "Continuous batching"),
+        (Model.batch, "Prefill is chunked"),
+        (Model.embed, "embedding"),
+        (Session.fork, "KV cache is paged"),
+        (Session.advance, "speculative decoding"),
+        (BitLinear, "master weights"),
+    ],
+)
+def test_docstrings_have_them(described: object, term: str) -> None:
+    said = " ".join((described.__doc__ or "").split())
+    assert term in said and not re.search(r"\bguess", said)
 
 
 NO_DRAFTS = ("That is worse than guessing.", "and a guess at 0.33 million.")

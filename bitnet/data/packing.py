@@ -1,4 +1,4 @@
-"""Packing: rows that hold several texts of any length, and batches of such rows.
+"""Sequence packing: rows that hold several texts of any length, and batches of such rows.
 
 `Transformer` keeps the texts of a row apart by their numbers: each sees only itself, at the positions it would
 have alone, so that packing changes no logit.

@@ -1,4 +1,4 @@
-"""One layer of the transformer: attention, then a feed-forward network or a mixture of experts.
+"""One layer of the transformer: attention, then a feed-forward network or a mixture of experts (MoE).
 
 Shape letters as in `bitnet.model.transformer`, and N = B·T tokens, X experts.
 """

@@ -1,4 +1,4 @@
-"""A draft: one layer that guesses a model's next tokens, so that the model computes several in one pass.
+"""A draft head: a layer for multi-token prediction (MTP), whose draft tokens a model verifies in one pass.
 
 It takes the model's hidden state of a token after the final norm and the embedding row of the next token, and returns a
 state from which the model's own head predicts the token after that one (export/FORMAT.md, "A draft"). It continues
@@ -135,10 +135,10 @@ def unrolled(
 
 
 def accepted(steps: Steps) -> tuple[Tensor, Tensor]:
-    """How many chains had their first 1, 2, ... guesses all right (S,), and in how many these all count (S,)."""
+    """How many chains had their first 1, 2, ... draft tokens all right (S,), and in how many these all count (S,)."""
 
     def of_chains(flags_SBE: Tensor, step: int) -> Tensor:
-        """Whether guesses 0 to `step` of each chain, at consecutive entries, all have the flag."""
+        """Whether draft tokens 0 to `step` of each chain, at consecutive entries, all have the flag."""
         n = flags_SBE.shape[2] - step
         return torch.stack([flags_SBE[m, :, m : m + n] for m in range(step + 1)]).all(0)
 

@@ -1,4 +1,4 @@
-"""Which tokens of a row see which others, and the position of each.
+"""Which tokens of a row see which others (causal, document and sliding-window masks), and their positions.
 
 One rule: token i sees token j if the model's kind of mask allows it, both belong to the same document, and
 their positions differ by less than `window`. Padding is a document of its own.

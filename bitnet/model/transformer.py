@@ -38,7 +38,7 @@ from bitnet.quant import embedding_rows
 class Transformer(nn.Module):
     """A stack of layers: with a head a language model; without one an encoder of texts or images (`embed`).
 
-    `draft` guesses tokens for this model; training it (`drafted`) does not affect this model.
+    `draft` is the draft head of this model; training it (`drafted`) does not affect this model.
     `vision` is the stack that encodes images for this one. Pixels (B, C, S, S) are normalized: (x − mean) / std.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: consecutive equal numbers for the tokens of one. A

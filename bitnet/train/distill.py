@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the outputs of a frozen teacher on the same tokens.
+"""Knowledge distillation: a student learns from the outputs of a frozen teacher on the same tokens.
 
 Terms of the loss besides the cross-entropy, each per position that counts:
 

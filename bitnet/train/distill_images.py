@@ -1,4 +1,4 @@
-"""Distillation of vision models: a teacher's image features, and its comparison of images with texts.
+"""Knowledge distillation of vision models: a teacher's image features, and its comparison of images with texts.
 
 Terms of the loss, each per target that counts, as in `bitnet.train.distill`:
 

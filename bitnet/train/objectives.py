@@ -256,7 +256,7 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
 
 
 def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:
-    """How many guesses of the draft are right on held-out text. limit: as in `acceptance.evaluate`."""
+    """The acceptance rate of the draft on held-out text. limit: as in `acceptance.evaluate`."""
     text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
     assert isinstance(text, dataset.Tokens | masked.ViewedTokens | Dialogues)
     return acceptance.evaluate(model, text, context, limit)

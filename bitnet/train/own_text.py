@@ -1,4 +1,4 @@
-"""Text that a model generates itself, so that its draft learns to guess its outputs (`--self-written`)."""
+"""Text that a model generates itself, on which its draft head is trained (`--self-written`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Schedules of learning rate, weight decay and quantization.
 
-The defaults (constant, linear warm-down over the last 30 %, weight decay only in the first
+The defaults (WSD: constant, linear warm-down over the last 30 %, weight decay only in the first
 half, quantizers phased in until the warm-down) work best for small ternary models
 (docs/precision.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
 

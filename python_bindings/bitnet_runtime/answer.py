@@ -1,4 +1,4 @@
-"""An answer as it grows: its text, and guesses at the next tokens."""
+"""An answer as it grows: its text, and draft tokens by n-gram lookup."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Answer:
 
 
 class Guesses(Protocol):
-    """A source of guesses at the next tokens."""
+    """A source of draft tokens."""
 
     def add(self, token: int) -> None:
         """This one came."""
@@ -79,10 +79,10 @@ class Guesses(Protocol):
 
 
 class Lookup:
-    """Guesses the next tokens: those that followed the last time the newest tokens occurred.
+    """Speculative decoding by prompt lookup: draft tokens are those that followed the newest n-gram last time.
 
-    Prompt lookup decoding: no second model, and good when a text repeats itself (code, summaries). Where a
-    vector stands (-1) no token occurred, and none is guessed.
+    It needs no second model, and is good when a text repeats itself (code, summaries). Where a vector stands (-1) no
+    token occurred, and none is drafted.
     """
 
     LONGEST = 3  # tokens that must agree, or as few as SHORTEST

@@ -1,4 +1,4 @@
-"""Several sessions of one model in one call, which reads the weights once for all."""
+"""A batch of sessions of one model in one call, which reads the weights once for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts to vectors, several computed together."""
+"""Texts to embeddings, in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of answers as they are requested: a JSON schema, a regular expression, a grammar.
+"""Formats of structured output as they are requested: a JSON schema, a regular expression, a grammar.
 
 `guide.py` enforces them.
 """

@@ -1,4 +1,4 @@
-"""Answers held to a JSON schema, a regular expression or a grammar, with the `llguidance` library.
+"""Constrained decoding: JSON schema, regular expression or grammar, with the `llguidance` library.
 
 A grammar may come from a stranger. It is compiled in a worker first, where time and memory are limited; what
 that takes it takes here as well, and the library limits the work for each token after it.

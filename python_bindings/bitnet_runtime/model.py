@@ -71,7 +71,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             Keys and values of images are not kept: int8 with "int8" and "k4v8", which is faster, else f32.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may be changed or deleted afterwards.
-        cache_bytes: most bytes of the caches of all sessions together; None: no limit. A call that would need
+        cache_bytes: most bytes of the KV caches of all sessions together; None: no limit. A call that would need
             more raises CacheFullError and does nothing; see `Session.fork` for what texts can share.
         adapters: files of adapters of this model: a list, named by their files, or a dictionary of names. A text can
             have one of them.
@@ -145,7 +145,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
     ) -> Result | list[Result]:
         """Continue a prompt.
 
-        A list of prompts gives a list of results. Up to 16 are computed together, or as many as `cache_bytes` has
+        A list of prompts gives a list of results. Up to 16 are computed in a batch, or as many as `cache_bytes` has
         room for. Each result is the one its prompt gives alone. An empty list is an error, because it could also be
         a prompt without tokens.
 
@@ -201,10 +201,11 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         return self._continue(prompt, images, session, adapter, receipt, chosen)
 
     def batch(self, most: int = IN_FLIGHT) -> Batch:
-        """Texts that are computed together, join while others run, and leave: `for stream, piece, done in batch`.
+        """Continuous batching: texts join while others run, and leave: `for stream, piece, done in batch`.
 
         `batch.add(prompt, **options)` takes what `stream` takes, and returns that. Each is what it would be alone.
-        Prompts load beside answers that run, which then take about twice the time for a token. most: texts at a time.
+        Prefill is chunked, beside answers that run, which then take about twice the time for a token. most: texts at a
+        time.
         """
         return Batch(self.stream, whole("most", most, 1, 1024))
 
@@ -252,7 +253,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
     def embed(
         self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None, adapter: str | None = None
     ) -> NDArray[np.float32]:
-        """A vector of length 1 for each text, so that their product is the cosine: float32 (n, info.width).
+        """The embedding of each text, a vector of length 1, so that products are cosines: float32 (n, info.width).
 
         text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
         adds around them, such as an end token, and are filled up to a length if the file says so.

@@ -18,7 +18,7 @@ class ModelSessions(Closing, ModelFacts):
 
     def session(self, n_ctx: int | None = None, *, adapter: str | None = None, draft: bool = True) -> Session:
         """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`. adapter: the
-        name of that which its text has. draft: it keeps what guesses need, if the model has a draft; that takes
+        name of that which its text has. draft: it keeps what draft tokens need, if the model has a draft; that takes
         about the time of one more layer.
 
         Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest

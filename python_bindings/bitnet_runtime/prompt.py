@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def extend(session: Session, prompt: Sequence[int], rows: NDArray[np.float32] | None = None) -> int:
     """Make the session hold the prompt and its logits; returns how many tokens were computed.
 
-    What it already holds of the prompt's beginning is kept: the bits are the same. But a prefix, which all its
-    tokens see, is computed anew, and so are images and what follows them. rows: of the -1, (..., dim).
+    What it already holds of the prompt's prefix is kept: the bits are the same. But the prefix of a prefix model,
+    which all its tokens see, is computed anew, and so are images and what follows them. rows: of the -1, (..., dim).
     """
     if session._model.mask == "prefix":
         session._keep(())

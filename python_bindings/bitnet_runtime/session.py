@@ -93,8 +93,8 @@ class Session(SessionInput):
                 self._check(status)
 
     def advance(self, sampler: Sampler, draft: Ids = (), most: int = 1) -> list[int]:
-        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right. Without any the
-        engine goes on with guesses of its own, up to `most` tokens.
+        """Sample a token and append it; go on as long as `draft`, which holds draft tokens, is right (speculative
+        decoding). Without any the engine goes on with draft tokens of its own, up to `most` tokens.
 
         Returns the tokens appended, at least one: those of as many single steps, whatever the draft.
         """
@@ -118,8 +118,8 @@ class Session(SessionInput):
         self._check(status)
 
     def guess(self, sampler: Sampler, token: int, most: int) -> list[tuple[int, float]]:
-        """What the model's draft guesses to come after `token`, if that were the next: up to `most` tokens, each with
-        the probability that it gives it. Nothing is appended."""
+        """Draft tokens of the model's draft head after `token`, if that were the next: up to `most`, each with the
+        probability that it gives it. Nothing is appended."""
         struct, token = struct_of(sampler), whole("token", token, 0, self._vocab_size - 1)
         most = whole("most", most, 0, MOST)
         with self._lock:
@@ -132,7 +132,7 @@ class Session(SessionInput):
     def fork(self) -> Session:
         """A new session with the same tokens, cache, logits and seed: until it is given another, it goes on alike.
 
-        The cache is not copied but for the block of 64 tokens in which the texts part.
+        The KV cache is paged: of its blocks of 64 tokens only that in which the texts part is copied, on write.
         """
         new = Handle("session")
         with self._lock:

@@ -125,7 +125,7 @@ class ModelShape(ModelAdapters):
 
     @property
     def has_draft(self) -> bool:
-        """Whether the model has a draft layer, which guesses tokens."""
+        """Whether the model has a draft head, for speculative decoding."""
         return self._has_draft
 
     @property

@@ -1,4 +1,4 @@
-"""A pass over tokens of several sessions of one model, which reads the weights once for all."""
+"""A pass over tokens of a batch of sessions of one model, which reads the weights once for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = ffi.new("int32_t[]", 0)
 class Entry:
     """What a session has in a pass: tokens, behind which up to `most` are chosen.
 
-    draft: guesses of these. Without any the model's own draft may guess, if it has one.
+    draft: draft tokens for these. Without any the model's draft head may give some, if it has one.
     """
 
     __slots__ = (

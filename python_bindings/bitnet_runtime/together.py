@@ -1,4 +1,4 @@
-"""Texts that are generated together and may join and leave at any time: the weights are read once for all."""
+"""Continuous batching: texts join and leave at any time, and the weights are read once for all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ LATELY = 3  # passes of which the shortest says how long tokens of prompts take:
 
 
 class Passes:
-    """What a pass computes: of each answer that runs a token and guesses behind it; then of prompts, in the order
-    in which they are given, as much as lets it take at most twice the time. How much that is falls with how far a
-    prompt has come, as all of it is read again, and not in proportion to the tokens: so it is found by trying."""
+    """What a pass computes: of each answer that runs a token and draft tokens behind it; then chunks of prompts, in the
+    order in which they are given, as much as lets it take at most twice the time (chunked prefill). How much that is
+    falls with how far a prompt has come, as all of it is read again, and not in proportion to the tokens: so it is
+    found by trying."""
 
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a pass without prompts, by the number of answers
@@ -38,7 +39,7 @@ class Passes:
         """One pass over streams that have begun and are not done; those that had a part in it, and their errors.
 
         Of several that found no room in the cache one fails, and leaves its own to the others: they are as they were,
-        and have another pass. guesses: that each may look up in what it repeats.
+        and have another pass. guesses: most draft tokens of each by n-gram lookup.
         """
         going = [stream for stream in streams if not stream.loads]
         left = room = self._room(len(going))

@@ -1,4 +1,4 @@
-"""Tools that a model may ask for: functions of a program, told to it by name, purpose and parameters.
+"""Function calling: tools that a model may ask for, told to it by name, purpose and parameters.
 
 Nothing here calls one. The model asks, a `ToolCall` says for what, and the program decides.
 """

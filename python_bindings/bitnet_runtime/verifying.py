@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 class _Known:
-    """Guesses that are right if the receipt is."""
+    """Draft tokens that are right if the receipt is."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens, self._at = tokens, 0

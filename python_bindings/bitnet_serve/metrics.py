@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, str, Callable[[Served], int]], ...] = (
     ("model_loads_total", "attempts to load the model", lambda s: s.loads),
     ("model_load_failures_total", "attempts to load the model that failed", lambda s: s.failures),
     ("model_bytes", "bytes of the model file", lambda s: s.nbytes),
-    ("cache_bytes", "bytes of the caches of texts", lambda s: _cache(s).bytes),
-    ("cache_texts", "texts kept for reuse", lambda s: _cache(s).texts),
+    ("cache_bytes", "bytes of the KV caches of texts", lambda s: _cache(s).bytes),
+    ("cache_texts", "texts in the prefix cache", lambda s: _cache(s).texts),
 )
 """Name, help, and the number of a model. What only grows is a counter, and its name says so."""

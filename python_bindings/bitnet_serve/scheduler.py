@@ -1,7 +1,7 @@
-"""One thread for each model, which owns its batch: tasks join and leave between passes.
+"""Continuous batching: one thread for each model owns its batch, which tasks join and leave between passes.
 
-A pass computes a token of every answer that runs, guesses behind it, and a piece of the prompts that load
-(`bitnet_runtime.together.Passes`). So an answer never waits for more than a piece, and nobody for a whole
+A pass computes a token of every answer that runs, draft tokens behind it, and a chunk of the prompts that load
+(`bitnet_runtime.together.Passes`). So an answer never waits for more than a chunk, and nobody for a whole
 prompt of another. A free place goes to the client with the fewest tasks running, and among that client's requests
 to the one with the fewest, the oldest first. Nobody can take the whole queue.
 What a task gets does not depend on its company: the engine gives the same bits.

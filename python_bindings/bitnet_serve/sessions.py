@@ -1,4 +1,4 @@
-"""Sessions of a model: whose memory is counted, and which are kept, as later texts may begin as theirs did."""
+"""The prefix cache: sessions of a model, whose memory is counted, and of which some are kept for later texts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Texts that were computed, in a folder: those that are kept are there when a model comes back, whether it was
-unloaded, or the server ended or was killed.
+"""The prefix cache in a folder: texts that are kept are there when a model comes back, whether it was unloaded,
+or the server ended or was killed.
 
     FOLDER/salt                   of the hashes that stand for API keys
     FOLDER/MODEL.texts/*.session  as Session.save writes them; the note says whose they are
