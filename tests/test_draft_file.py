@@ -72,7 +72,7 @@ def test_export_compares_its_guesses(tokens: int, tmp_path: Path) -> None:
     count."""
     checkpoint = of(SMALL.replace(vocab_size=tokens), tmp_path / "run")
     report = export_checkpoint(checkpoint.folder, tmp_path / "m.bitnet", tokens=600, sparse=False)
-    assert report.draft and report.draft.median < 1e-5 and "64 chains of 3 guesses" in str(report)
+    assert report.draft and report.draft.median < 1e-5 and "64 chains of 3 draft tokens" in str(report)
     sketched = PackedFile.open(tmp_path / "m.bitnet").sketched
     assert sketched == (tokens == 8192)
     other = copy.deepcopy(checkpoint.model)

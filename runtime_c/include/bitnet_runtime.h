@@ -177,7 +177,7 @@ typedef struct bn_model_info {
     uint32_t has_text;        /* 0: a vision-only model, without sessions */
     uint32_t has_head;        /* 0: no logits, embeddings only */
     uint32_t has_embedding;   /* 0: it takes vectors instead of tokens */
-    uint32_t has_draft;       /* 1: it has a draft and can guess tokens, see bn_session_step */
+    uint32_t has_draft;       /* 1: it has a draft head, see bn_session_step */
     uint32_t pooling;         /* bn_pooling of the file; 0: it specifies none. For a vision-only
                                * model see bn_image_info */
     uint32_t width;           /* floats in the embedding of a text, see bn_session_embed */
@@ -221,7 +221,7 @@ typedef struct bn_session_options {
                        * results. Scratch memory grows with it, and with a non-causal mask also with
                        * n_ctx, by a few rows of floats per token. */
     int32_t adapter;  /* 1-based index into bn_load_options.adapters; 0: none */
-    int32_t no_draft; /* 1: do not keep the states that the model's draft needs, and never guess */
+    int32_t no_draft; /* 1: do not keep the states that the draft head needs, and never draft */
 } bn_session_options;
 
 /* Memory that a session would need, and what is available. */
@@ -391,8 +391,8 @@ BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *optio
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and seed; not cancelled. The two share keys and
- * values, copy on write in blocks of 64 tokens. So texts with a common beginning are best made from
+/* A new session with the same tokens, cache, logits and seed; not cancelled. The two share a paged
+ * KV cache, copy on write in blocks of 64 tokens. So texts with a common prefix are best made from
  * one session: fork it, and rewind the copy to where they diverge. Fails like bn_session_new. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
@@ -535,24 +535,24 @@ BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *cons
  * the mask is bidirectional, as no row then predicts a next token. */
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
-/* Sample a token and append it. If it is draft[0], continue with the rest of the draft for as long
- * as each token is what sampling gives anyway; n_draft >= 0. Without a draft, continue with the
- * engine's own guesses: what came before where the text repeats itself, or the guesses of the
- * model's draft (bn_model_info.has_draft), as long as they are likely to be right and faster on
- * this machine; but not with bn_sampler.allowed or bn_session_options.no_draft. Guesses are
- * computed together, so right ones are nearly free, and the result is bit for bit that of n single
- * steps. Writes the chosen tokens to tokens[0..*n), 1 <= *n <= most; the session then holds these
- * and no more. How many there are depends on the machine; which they are does not. Fails like
+/* Speculative decoding: sample a token and append it. If it is draft[0], continue with the rest of
+ * the draft for as long as each token is what sampling gives anyway; n_draft >= 0. Without a draft,
+ * continue with draft tokens of the engine: by n-gram lookup where the text repeats itself, or of
+ * the model's draft head (bn_model_info.has_draft), as long as they are likely to be right and
+ * faster on this machine; but not with bn_sampler.allowed or bn_session_options.no_draft. They are
+ * verified in one pass, so right ones are nearly free, and the result is bit for bit that of n
+ * single steps. Writes the chosen tokens to tokens[0..*n), 1 <= *n <= most; the session then holds
+ * these and no more. How many there are depends on the machine; which they are does not. Fails like
  * sample and append; with BN_ERR_CONTEXT if not even one more token fits. */
 BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
                                  const int32_t *draft, int32_t n_draft, int32_t *tokens,
                                  int32_t most, int32_t *n);
 
-/* What the model's draft guesses after `token`, if that came next, sampled as in bn_session_step:
- * guesses[0..*n), *n <= most; confidences[0..*n) is the draft's probability of each, given that
- * those before are right. *n is 0 without a draft, or if the draft has not followed the text,
- * because it was scored, embedded or just rewound. Nothing is appended. Fails like
- * bn_session_append. */
+/* Draft tokens of the model's draft head after `token`, if that came next, sampled as in
+ * bn_session_step: guesses[0..*n), *n <= most; confidences[0..*n) is the draft's probability of
+ * each, given that those before are right. *n is 0 without a draft, or if the draft has not
+ * followed the text, because it was scored, embedded or just rewound. Nothing is appended. Fails
+ * like bn_session_append. */
 BN_API bn_status bn_session_guess(bn_session *session, const bn_sampler *sampler, int32_t token,
                                   int32_t most, int32_t *guesses, float *confidences, int32_t *n);
 
@@ -566,8 +566,8 @@ typedef struct bn_entry {
                                 * passes until this much time has passed; 0: one pass */
     const bn_sampler *sampler; /* NULL: temperature 0. `allowed` has min(most, 1 + n_draft) rows, 1
                                 * if n_tokens > 1 */
-    const int32_t *draft;      /* int32[n_draft]: guesses of the tokens to be chosen, used if
-                                * n_tokens is 1; without any the engine may guess */
+    const int32_t *draft;      /* int32[n_draft]: draft tokens for those to be chosen, used if
+                                * n_tokens is 1; without any the engine may draft */
     int32_t n_draft;           /* >= 0 */
     int32_t *chosen;  /* out: int32[most], of this entry alone: threads write in parallel */
     int32_t n_chosen; /* out: how many; at least one if most > 0 and status is BN_OK */
@@ -576,7 +576,7 @@ typedef struct bn_entry {
 
 /* One pass for n texts, different sessions of one model, with one read of the weights: append the
  * tokens of each, then choose. All chosen tokens but the last are appended too, as they had been
- * guessed and computed along with the others; the last one is for the next call to append. All are
+ * drafted and verified along with the others; the last one is for the next call to append. All are
  * bit for bit what calls with one text and one token give. A text that fails is left as by
  * bn_session_append, and the others continue; returns the first status that is not BN_OK. Invalid
  * arguments give BN_ERR_ARGUMENT before any work. What does not fit in one turn is done in several.

@@ -1,4 +1,4 @@
-"""The guesses of a model's draft, by the engine and by torch, on the same chains."""
+"""The draft tokens of a model's draft head, by the engine and by torch, on the same chains."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FREQUENT = 32_768  # runtime_c/src/session/guess.c
 def compare_guesses(
     engine: Model, model: Transformer, reference: Transformer, texts: NDArray[np.int64], *, estimated: bool
 ) -> Agreement | None:
-    """log p that the draft gives each token of a chain that the engine guesses behind each of the texts (n, T).
+    """log p that the draft gives each token of a chain that the engine drafts behind each of the texts (n, T).
 
-    reference: the model in fp64. estimated: the engine only estimates log p, by the sketch of a large head. It guesses
+    reference: the model in fp64. estimated: the engine only estimates log p, by the sketch of a large head. It drafts
     the likeliest token nevertheless, so torch's log p of that token takes the place of the estimate.
     None: the model has no draft, or the texts fill its context.
     """

@@ -143,7 +143,7 @@ class Report:
     short: Agreement
     long: Agreement
     images: Agreement | None  # of a model with a vision stack: image vectors, scaled to length 1
-    draft: Agreement | None  # of a model with a draft: log p of its guesses
+    draft: Agreement | None  # of a model with a draft: log p of its draft tokens
     head: HeadCost
     zero_inputs: ZeroInputs
     sparse: bool  # up and down are stored in lines, of which the engine reads only relevant ones
@@ -194,7 +194,7 @@ def _of_images(found: Agreement) -> str:
 
 
 def _of_draft(found: Agreement) -> str:
-    return f"draft      {found.windows} chains of {found.length} guesses: {found.apart}"
+    return f"draft      {found.windows} chains of {found.length} draft tokens: {found.apart}"
 
 
 @dataclass(frozen=True)

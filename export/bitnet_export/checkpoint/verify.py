@@ -112,8 +112,8 @@ def _check_agreement(short: Agreement, long: Agreement, guessed: Agreement | Non
     if not long.vectors:  # their mean says nothing: the numbers of one text move together
         check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
     if guessed:
-        check_limit("median difference of guesses", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
-        check_limit("mean difference of guesses", guessed.mean, _rounded(guessed), "nats")
+        check_limit("median difference of draft tokens", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
+        check_limit("mean difference of draft tokens", guessed.mean, _rounded(guessed), "nats")
 
 
 def _rounded(long: Agreement) -> float:
