@@ -1,14 +1,14 @@
-"""The speedup by guesses of the next tokens: how many are right, and how fast a text is generated.
+"""Speculative decoding: acceptance rates of draft tokens, and how fast a text is generated.
 
     python benchmarks/drafts.py --model MODEL --text FILE [FILE ...]     # on text that it was not trained on
     python benchmarks/drafts.py --shape bitnet-2b4t                      # on random weights
 
-With a model and a text the guesses are those of `--draft`: of the model's draft layer, if it has one, else repetitions
-in the text. The model generates freely from prompts taken from the text; its own tokens are the right ones. The row
-`auto` is the engine's default: both, where they are faster. With a shape each guess is right with a given probability,
-so a row shows the speedup of guesses that good; with `--layer` each costs as much as one of a draft layer; with
-`--depth` this many tokens come before, copies of the first ones. `--texts` runs this many texts together, as the engine
-does. Every draft length runs in turn from every prompt, and must give the same tokens as none.
+With a model and a text the draft tokens are those of `--draft`: of the model's draft head, if it has one, else of
+prompt lookup. The model generates freely from prompts taken from the text; its own tokens are the right ones. The row
+`auto` is the engine's default: both, where they are faster. With a shape each draft token is right with a given
+probability, so a row shows the speedup at that acceptance rate; with `--layer` each costs as much as one of a draft
+layer; with `--depth` this many tokens come before, copies of the first ones. `--texts` runs this many texts together,
+as the engine does. Every draft length runs in turn from every prompt, and must give the same tokens as none.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def answered(model: Model, prompts: list[list[int]], draft: int | None, options:
 
 
 def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows for each depth, share of right guesses and draft length, at temperature 0. The prompts consist of tokens
+    """Rows for each depth, acceptance rate and draft length, at temperature 0. The prompts consist of tokens
     that a draft layer can guess; the model generates from all tokens."""
     sampler, rows = Sampler(resolve({"temperature": 0}), model.vocab_size), []
     for depth in args.depth:
@@ -161,22 +161,22 @@ def markdown(results: dict[str, Any]) -> str:
         ]
         for row in results["rows"]
     ]  # fmt: skip
-    setting = "temperature" if "temperature" in results["rows"][0] else "guesses right"
+    setting = "temperature" if "temperature" in results["rows"][0] else "acceptance rate"
     head = [
         *(["tokens before"] if by_depth else []),
         setting,
-        "guesses",
+        "draft tokens",
         "tokens a pass",
         "tok/s",
         "of none",
-        "right, by place",
+        "accepted, by place",
     ]
     said = f"{results['prompts']} prompts of {results['prompt']} tokens, {results['gen']} more each"
     return "\n".join(
         [
-            f"# {results['model']}: what guesses bring",
+            f"# {results['model']}: what speculative decoding brings",
             "",
-            f"{said}, threads {results['threads']}, {results['isa']}; medians, in turn. A guess counts when "
+            f"{said}, threads {results['threads']}, {results['isa']}; medians, in turn. A draft token counts when "
             "those before it were right. The first is of a token that sampling gives anyway.",
             "",
             report.table(head, rows),
@@ -193,41 +193,41 @@ def of_texts(rows: list[dict[str, Any]]) -> list[str]:
     ]
     return [
         "",
-        "Whole answers, prompts included, as the engine guesses when nothing is said:",
+        "Whole answers, prompts included, with as many draft tokens as the engine makes by itself:",
         "",
         report.table(head, cells),
     ]
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """Speed with guesses relative to that without, for each setting."""
+    """Speed with draft tokens relative to that without, for each setting."""
     drafts = [named(n) for n in dict.fromkeys(row["draft"] for row in results["rows"])]
     settings: dict[float, dict[str, list[float]]] = {}
     for row in results["rows"]:
         lines = settings.setdefault(row.get("temperature", row.get("share_right")), {})
         lines.setdefault(f"behind {row['depth']}" if row.get("depth") else "", []).append(row["ratio"])
-    name = "temperature" if "temperature" in results["rows"][0] else "guesses right"
+    name = "temperature" if "temperature" in results["rows"][0] else "acceptance rate"
     return [
-        report.Panel(f"{name} {setting:g}: speed by number of guesses, 0 is 1", drafts, lines, unit=" ×")
+        report.Panel(f"{name} {setting:g}: speed by number of draft tokens, 0 is 1", drafts, lines, unit=" ×")
         for setting, lines in settings.items()
     ]
 
 
 def arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measure what guesses of the next tokens bring.",
+        description="Measure what speculative decoding brings.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="a trained model, with --text")
     add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="text that it was not trained on")
     add("--shape", choices=SHAPES, default="bitnet-2b4t", help="of a random model, without --model")
-    add("--layer", action="store_true", help="with --shape: the model has a draft layer, which makes the guesses")
+    add("--layer", action="store_true", help="with --shape: the model has a draft layer, which makes the draft tokens")
     add("--temperature", type=float, nargs="+", default=[0.0, 0.8, 1.0], metavar="T", help="with --model")
-    add("--right", type=float, nargs="+", default=[0.5, 0.7, 0.9], metavar="P", help="share, with --shape")
+    add("--right", type=float, nargs="+", default=[0.5, 0.7, 0.9], metavar="P", help="acceptance rate, with --shape")
     add("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens before, with --shape: 0, or 64 and more")
     add("--texts", type=int, nargs="*", default=[], metavar="N", help="also so many together, with --model")
-    add("--draft", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="guesses at a time")
+    add("--draft", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="draft tokens at a time")
     add("--prompts", type=int, default=5, metavar="N", help="prompts")
     add("--prompt", type=int, default=64, metavar="N", help="tokens of each")
     add("--gen", type=int, default=96, metavar="N", help="tokens behind each")
@@ -237,7 +237,7 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     if bool(args.model) != bool(args.text):
         parser.error("--model and --text go together")
     if min(*args.draft, args.prompts, args.prompt, args.gen, 1) < 1:
-        parser.error("numbers of guesses, prompts and tokens: expected 1 or more")
+        parser.error("numbers of draft tokens, prompts and tokens: expected 1 or more")
     if any(depth and depth < lib.BN_REPEATED for depth in args.depth):
         parser.error(f"--depth: expected 0, or {lib.BN_REPEATED} or more")
     return args
