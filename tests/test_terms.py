@@ -70,7 +70,7 @@ TERMS = {
         "data parallel",
         "DDP",
         "FSDP2, as ZeRO-3",
-        "no tensor or pipeline parallelism",
+        "tensor parallelism",
         "gradient accumulation",
         "prefix cache",
         "KV cache",
