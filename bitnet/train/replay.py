@@ -20,8 +20,8 @@ accumulate in the parameters; returns the terms of the loss."""
 
 def possible(settings: Settings, config: ModelConfig, sequences: int, processes: int) -> bool:
     """Whether a step of so many sequences can be a CUDA graph: expert routing and dropout need the CPU, teachers and
-    images vary in shape, a draft counts its draft tokens, several processes wait for each other, and a smaller last pass
-    would have both shapes recorded again in every step."""
+    images vary in shape, a draft counts its draft tokens, several processes wait for each other, and a
+    smaller last pass would have both shapes recorded again in every step."""
     others = (
         config.n_experts or config.dropout or config.vision or config.draft or settings.distilled or settings.preference
     )
