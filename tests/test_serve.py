@@ -17,11 +17,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from bitnet_runtime import Model
+from bitnet_runtime import Model, logprobs
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.steps import Entry, step_batch
-from bitnet_serve import completions, logprobs
+from bitnet_serve import completions
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served
@@ -216,9 +216,10 @@ def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) ->
 def test_several_answers_score_their_prompt_once(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the scores are those of each answer alone, also in a stream."""
     fed = []
-    monkeypatch.setattr(
-        "bitnet_serve.generation.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more)
-    )
+    for where in ("bitnet_serve", "bitnet_runtime"):  # of prompts, and of answers
+        monkeypatch.setattr(
+            f"{where}.generation.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more)
+        )
     prompts = [[random.Random(seed).randrange(256) for _ in range(50)] for seed in range(2)]
     asked = {"model": "small-0-256", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 3, "n": 3}
     _, answer = post(serving, "/v1/completions", asked)

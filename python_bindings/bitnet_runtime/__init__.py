@@ -39,6 +39,7 @@ from bitnet_runtime.errors import (
     UnsupportedModelError,
 )
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
 from bitnet_runtime.receipt import Receipt
@@ -75,6 +76,7 @@ __all__ = [
     "Result",
     "Sampler",
     "Sampling",
+    "Scored",
     "Session",
     "SessionFileError",
     "StateError",

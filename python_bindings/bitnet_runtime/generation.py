@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
@@ -14,6 +15,7 @@ from bitnet_runtime.defaults import Sampling, truth
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.logprobs import Scored, alternatives, score
 from bitnet_runtime.prompt import extend
 from bitnet_runtime.reading import Reading
 from bitnet_runtime.receipt import Receipt, sampling_of, written
@@ -54,10 +56,14 @@ class Stream(Reading):
         receipt: bool = False,
         adapter: str | None = None,
         reader: CallReader | None = None,
+        logprobs: int | None = None,
     ) -> None:
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
         made before, as that may take seconds. receipt: the result has one. adapter: of a new session. reader: takes
-        calls out of the text."""
+        calls out of the text. logprobs: tokens are scored, beside so many others."""
+        self._top = alternatives(logprobs)
+        if self._top is not None:
+            options = replace(options, draft=0)  # the row that each token comes from is wanted
         if truth("receipt", receipt) and pixels is not None:
             raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
         if receipt:
@@ -83,6 +89,8 @@ class Stream(Reading):
         self._limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._scores: list[Scored] = []  # of the tokens, if asked
+        self._scored: Scored | None = None  # the next token, if asked
         self._lookup: Guesses | None = Lookup(prompt) if options.draft else None
         self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
         self._missing: list[int] = []  # of the prompt and of what was chosen, not yet in the session
@@ -111,7 +119,8 @@ class Stream(Reading):
         usage = Usage(n, made, n + made)
         text, receipt = "".join(self._texts), self._make_receipt() if self._receipt else None
         tokens, calls = [*self._tokens], [*self._answer.calls]  # not the lists that are worked with
-        return Result(text, tokens, self._finish, usage, timings, self._seed, receipt, calls)
+        logprobs = None if self._top is None else [*self._scores]
+        return Result(text, tokens, self._finish, usage, timings, self._seed, receipt, calls, logprobs)
 
     def _make_receipt(self) -> Receipt:
         chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more after a stop text
@@ -141,8 +150,8 @@ class Stream(Reading):
 
     @property
     def ready(self) -> bool:
-        """Whether the next token of the answer has been chosen."""
-        return bool(self._drawn) and not self._unread
+        """Whether the next token of the answer has been chosen, and scored if asked."""
+        return bool(self._drawn) and not self._unread and (self._top is None or self._scored is not None)
 
     @property
     def loads(self) -> int:
@@ -179,6 +188,7 @@ class Stream(Reading):
             self._draw()
         self._changes = self._session._changes
         self._begun = True
+        self._score()
         self._prompt_seconds = time.perf_counter() - begin
 
     def entry(self, piece: int = BLOCK, looked_up: int = BLOCK) -> Entry:
@@ -223,6 +233,14 @@ class Stream(Reading):
         del self._missing[:n]
         if entry.chosen and not self._drawn:
             self._choose(entry.chosen)
+        self._score()
+
+    def _score(self) -> None:
+        """Score the next token, as the session has the row that it comes from."""
+        if self._top is None or not self._drawn or self._unread:
+            return
+        if (row := self._session.logits) is not None:  # else another call took the session, which the next pass says
+            (self._scored,) = score(row[None], [self._drawn[0]], self._top)
 
     def pop(self) -> Piece:
         """The next token of the answer, which has been chosen."""
@@ -256,11 +274,14 @@ class Stream(Reading):
 
     def _accept(self, token: int) -> Piece:
         """Make a sampled token part of the answer, or end it."""
+        scored, self._scored = self._scored, None
         if token in self._end_tokens:
             self._finish, self._done, self.ended_by = "stop", True, token
-            piece = Piece(self._answer.flush(), None, self._answer.take())
+            piece = Piece(self._answer.flush(), None, self._answer.take(), scored)
         else:
             self._tokens.append(token)
+            if scored:
+                self._scores.append(scored)
             if self._lookup:
                 self._lookup.add(token)
             text = self._answer.push(token)
@@ -269,7 +290,7 @@ class Stream(Reading):
                 self._done = True
                 text += self._answer.flush(cut=True)  # which may have a stop text
                 self._finish = "stop" if self._answer.stopped or whole else "length"
-            piece = Piece(text, token, self._answer.take())
+            piece = Piece(text, token, self._answer.take(), scored)
         self._texts.append(piece.text)
         return piece
 

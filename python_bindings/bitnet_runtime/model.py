@@ -116,6 +116,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result: ...
@@ -127,6 +128,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         images: Sequence[Sequence[Image]] | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> list[Result]: ...
@@ -140,6 +142,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result | list[Result]:
@@ -156,6 +159,9 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         adapter: the name of an adapter that the model was loaded with; a session keeps its own.
         receipt: add one to the result, with which `verify_receipt` on any machine can repeat the answer. The first
         one takes the time to hash the model file.
+        logprobs: 0 to 20; the result then has the log-probability of each token, in nats, and of so many of the most
+        likely ones: those of the model itself, before temperature, penalties and formats. Nothing is guessed then, so
+        it takes longer.
         options: a whole set of options, in place of the model's own.
         """
         if not is_several(prompt, "prompt"):
@@ -165,8 +171,8 @@ class Model(ModelAsync, ModelSessions, ModelChat):
                 raise InvalidParameterError(
                     "the prompt is an empty list; give at least one token id, or at least one prompt", "prompt"
                 )
-            kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
-            return finish(self.stream(given, images=one, **kept, **sampling))
+            kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "logprobs": logprobs}
+            return finish(self.stream(given, images=one, options=options, **kept, **sampling))
         if session is not None:
             raise InvalidParameterError("a session takes one prompt, and several prompts are given", "session")
         chosen = resolve(sampling, options, self.defaults)
@@ -181,7 +187,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         for i, (of_text, of_it) in enumerate(zip(prompts, each, strict=True)):
             with naming(f"prompt {i}"):
                 ready.append(self.ready(of_text, of_it, self.n_ctx))
-        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter}
+        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "logprobs": logprobs}
         return generate_batch(partial(Stream, self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
 
     def stream(
@@ -192,13 +198,14 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
         """`generate` as an iterator of pieces. Wrong options raise here, not on the first piece."""
         refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
-        return self._continue(prompt, images, session, adapter, receipt, chosen)
+        return self._continue(prompt, images, session, adapter, receipt, chosen, logprobs=logprobs)
 
     def batch(self, most: int = IN_FLIGHT) -> Batch:
         """Continuous batching: texts join while others run, and leave: `for stream, piece, done in batch`.
@@ -216,6 +223,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         *,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result:
@@ -225,7 +233,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         """
         chosen = resolve(sampling, options, self.defaults)
         prompt = self.infill_prompt(before, behind, chosen.max_tokens)
-        return finish(self.stream(prompt, adapter=adapter, receipt=receipt, options=chosen))
+        return finish(self.stream(prompt, adapter=adapter, receipt=receipt, logprobs=logprobs, options=chosen))
 
     def score(self, text: Prompt, *, adapter: str | None = None) -> list[float]:
         """Natural log of the probability of each token, given all before it.

@@ -40,6 +40,7 @@ class ModelChat(ModelText):
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result:
@@ -54,10 +55,10 @@ class ModelChat(ModelText):
 
         variables: more of the template's, such as {"enable_thinking": False}.
         """
-        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
+        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "logprobs": logprobs}
         offered: dict[str, Any] = {"tools": tools, "tool_choice": tool_choice}
         offered |= {"parallel_tool_calls": parallel_tool_calls, "variables": variables}
-        return finish(self.stream_chat(messages, **offered, **kept, **sampling))
+        return finish(self.stream_chat(messages, options=options, **offered, **kept, **sampling))
 
     def stream_chat(
         self,
@@ -70,6 +71,7 @@ class ModelChat(ModelText):
         session: Session | None = None,
         adapter: str | None = None,
         receipt: bool = False,
+        logprobs: int | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
@@ -78,7 +80,8 @@ class ModelChat(ModelText):
         chosen = self.held_to_calls(asked, resolve(sampling, options, self.defaults))
         prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages) or None
         with self.counting_tools(messages, asked, prompt, variables=variables):
-            return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
+            reader = self.call_reader(asked)
+            return self._continue(prompt, images, session, adapter, receipt, chosen, reader, logprobs)
 
     def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
         """The options of an answer that follows the rules for calling tools."""
@@ -133,6 +136,7 @@ class ModelChat(ModelText):
         receipt: bool,
         options: Sampling,
         reader: CallReader | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """`Model.stream` with resolved options."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
@@ -142,5 +146,5 @@ class ModelChat(ModelText):
             raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
         self.adapter_number(adapter)
         ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
-        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader}
+        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
         return Stream(self, ready.tokens, options, session, ready.pixels, **more)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from bitnet_runtime.calls import CallPart
+from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.tools import ToolCall
 
@@ -20,6 +21,7 @@ class Piece(NamedTuple):
     text: str  # "" while a character or a possible stop text is incomplete
     token: int | None  # None for a last piece that only brings text held back
     calls: tuple[CallPart, ...] = ()  # more of the tools that are called
+    scored: Scored | None = None  # if `logprobs` was given; where `token` is None, of the end token, if one came
 
 
 class Usage(NamedTuple):
@@ -51,6 +53,7 @@ class Result:
     seed: int  # the one used; the same call with it gives the same tokens
     receipt: Receipt | None = None  # if it was asked for
     tool_calls: list[ToolCall] = field(default_factory=list)  # what `text` leaves out of the tokens
+    logprobs: list[Scored] | None = None  # of each of the tokens, if they were asked for
 
     def message(self) -> dict[str, Any]:
         """The answer as a message, to continue the conversation."""

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.calls import CallPart
+from bitnet_runtime.logprobs import Scored
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.generation import Ask, End, Failure, Generation, Mailbox, Scores, Text
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive

@@ -14,6 +14,7 @@ from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Ready
 from bitnet_runtime.tools import ToolCall, Tools
@@ -21,7 +22,6 @@ from bitnet_serve import fields, offers, older
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 from bitnet_serve.wording import chunk_of, head_of, receipt_of, timings, usage
 

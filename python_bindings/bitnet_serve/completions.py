@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitnet_runtime.errors import naming, shown
+from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
 from bitnet_serve import fields
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.chat import several
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 from bitnet_serve.wording import chunk_of, head_of, receipt_of, timings, usage
 

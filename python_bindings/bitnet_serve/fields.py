@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, resolve
 from bitnet_runtime.errors import nearest, shown
 from bitnet_runtime.formats import response_format
+from bitnet_runtime.logprobs import MOST
 from bitnet_runtime.model import Model
 from bitnet_serve.errors import refuse
-from bitnet_serve.logprobs import MOST
 
 IGNORED = frozenset([
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",

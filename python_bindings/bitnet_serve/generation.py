@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet_runtime.calls import CallPart
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.logprobs import Scored, score
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
 from bitnet_runtime.tools import Tools
 from bitnet_serve.histogram import LATENCIES
-from bitnet_serve.logprobs import Scored, score
 from bitnet_serve.models import Served
 from bitnet_serve.task import Task
 
@@ -152,10 +152,9 @@ class Generation(Task):
         """Hand the rest to the passes, if there are tokens to generate after the prompt."""
         assert self._session is not None  # it is open
         ask = self._ask
-        options = ask.options if ask.top is None else replace(ask.options, draft=0)  # the row of each token is wanted
         stream = Stream(
-            self._model, ask.prompt, options, self._session, ask.pixels, ask.guide, ask.receipt,
-            reader=self._model.call_reader(ask.tools),
+            self._model, ask.prompt, ask.options, self._session, ask.pixels, ask.guide, ask.receipt,
+            reader=self._model.call_reader(ask.tools), logprobs=ask.top,
         )  # fmt: skip
         self.done = stream.done
         if not self.done:
@@ -185,21 +184,14 @@ class Generation(Task):
             self._tell(Scores(score(rows, next_ones, self._ask.top or 0)))
 
     def read(self) -> None:
-        stream, session = self._stream, self._session
-        assert stream is not None and session is not None  # it has begun
+        stream = self._stream
+        assert stream is not None  # it has begun
         self._note()
-        row = None if self._ask.top is None or stream.loads else session.logits
         if stream.ready and not self._first:
             self._first = time.perf_counter()
         while stream.ready and not stream.done:
             piece = stream.pop()
-            token = stream.ended_by if piece.token is None else piece.token
-            if row is None or token is None:
-                self._tell(Text(piece.text, None, piece.calls))
-                continue
-            (scored,) = score(row[None], [token], self._ask.top or 0)
-            self._tell(Text(piece.text, scored, piece.calls))
-            break  # the row of the next comes with the next pass
+            self._tell(Text(piece.text, piece.scored, piece.calls))
         self.done = stream.done
 
     def fail(self, error: Exception) -> None:

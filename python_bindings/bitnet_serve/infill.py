@@ -8,12 +8,12 @@ from typing import Any
 
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
+from bitnet_runtime.logprobs import Scored
 from bitnet_serve import fields
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.chat import Chat, several
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 from bitnet_serve.wording import timings
 

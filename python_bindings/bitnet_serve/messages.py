@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet_runtime.errors import ToolCallError, shown
+from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.tools import ToolCall
 from bitnet_serve import chat, fields, offers
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import MESSAGES, ApiError, refuse
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
+from bitnet_runtime.logprobs import MOST
 from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses, tokens
-from bitnet_serve.logprobs import MOST
 
 TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 TEXTS = {"anyOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": fields.MOST_STOPS}]}

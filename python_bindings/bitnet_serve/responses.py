@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet_runtime.errors import shown
+from bitnet_runtime.logprobs import Scored
 from bitnet_serve import chat, fields, offers
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
-from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bitnet_runtime.defaults import whole
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -13,11 +15,16 @@ MOST = 20  # alternatives that can be asked for
 
 
 class Scored(NamedTuple):
-    """A token, the natural log of its probability, and those of the most likely ones."""
+    """A token, its log-probability in nats, and those of the most likely ones."""
 
     token: int
     logprob: float
     top: list[tuple[int, float]]  # best first; of equals the lowest id
+
+
+def alternatives(asked: int | None) -> int | None:
+    """How many beside each token; None: no token is scored. Raises InvalidParameterError."""
+    return None if asked is None else whole("logprobs", asked, 0, MOST)
 
 
 def score(rows: NDArray[np.float32], tokens: Sequence[int], top: int) -> list[Scored]:
