@@ -11,8 +11,9 @@ import pytest
 from bitnet_cli import main
 from bitnet_cli.verbs.inspect import what_it_is
 from bitnet_export import random_model
+from bitnet_runtime import Model
 from runtime_models import SMALL
-from vision_models import PALIGEMMA, VISION
+from vision_models import PALIGEMMA, TOWERS, VISION
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def test_experts_total_and_active(tmp_path: Path, capsys: pytest.CaptureFixture[
     attention = 2 * 64 * 64 + 2 * 64 * 32
     ternary = [2 * (attention + n * 3 * 64 * 96) for n in (5, 2)]
     assert [stack["ternary_weights"], stack["active_ternary_weights"]] == ternary
-    # 64 of each of four norms of a layer, a router, 96 of each expert's own; the embedding, a norm, frequencies.
-    others = [2 * (3 * 64 + 5 * 64 + n * 96) + 512 * 64 + 64 + 8 for n in (5, 2)]
+    # 64 of each of four norms of a layer, a router, 96 of each expert's own; the embedding, a norm.
+    others = [2 * (3 * 64 + 5 * 64 + n * 96) + 512 * 64 + 64 for n in (5, 2)]
     assert [stack["weights"], stack["active_weights"]] == [a + b for a, b in zip(ternary, others, strict=True)]
     sizes = [(t["bytes"], t["name"]) for t in facts["tensors"]]
     assert stack["bytes"] == sum(size for size, _ in sizes)
@@ -85,3 +86,24 @@ def test_two_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for seeing in (False, True)
     ]
     assert "stack vision" in shown and "stacks.1.patch.weight" in shown and "image_size=14" in shown
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL, SMALL.replace(tie_embeddings=False), SMALL.replace(position="sinusoidal"), SMALL.with_draft(),
+        SMALL.replace(position="learned"), SMALL.replace(n_experts=5, experts_per_token=2), PALIGEMMA, TOWERS, VISION,
+    ],
+)  # fmt: skip
+def test_parameters_are_those_that_training_counts(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bitnet.model.transformer import Transformer
+
+    random_model(config, tmp_path / "m")
+    learned = Transformer(config).named_parameters()  # a similarity has two, which are no tensors in the file
+    count = sum(each.numel() for name, each in learned if not name.startswith("similarity."))
+    facts, shown = inspected(tmp_path / "m", capsys)
+    with Model.load(tmp_path / "m", threads=1) as model:
+        assert model.info.parameters == facts["parameters"] == count
+    assert f"packed model, {count:,} parameters, " in shown

@@ -64,6 +64,12 @@ def test_the_least_recently_used_leaves(tight: Serving) -> None:
         assert f'bitnet_model_loaded{{model="{name}"}} {there}' in text
 
 
+def test_parameters_are_all_of_them(tight: Serving) -> None:
+    _, _, answer = request(tight, "GET", "/v1/models")
+    table, norms = SMALL.vocab_size * SMALL.dim, 2 * (3 * SMALL.dim + SMALL.ffn_dim) + SMALL.dim
+    assert answer["data"][0]["meta"]["n_params"] == SMALL.ternary_weights + table + norms
+
+
 def test_all_fit_where_nothing_is_said(paths: list[Path]) -> None:
     with served(*paths) as serving:
         assert loaded(serving) == NAMES

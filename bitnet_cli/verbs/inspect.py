@@ -71,8 +71,10 @@ def describe(file: PackedFile) -> dict[str, Any]:
             "zero_fraction": file.zero_fraction(record),
         }
 
+    stacks = [_stack(file, number) for number in range(len(file.configs))]
     return {
         "kind": "adapter" if file.base else "model",
+        "parameters": sum(stack["weights"] for stack in stacks),
         "version": file.version,
         "file_size": file.file_size,
         "header_crc": f"{file.header_crc:08x}",
@@ -80,7 +82,7 @@ def describe(file: PackedFile) -> dict[str, Any]:
         "sections": [
             {"name": s.name, "offset": s.offset, "bytes": s.size, "crc": f"{s.crc:08x}"} for s in file.sections
         ],
-        "stacks": [_stack(file, number) for number in range(len(file.configs))],
+        "stacks": stacks,
         "config": [config.to_dict() for config in file.configs],
         "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
         "tensors": [tensor(record) for record in file.tensors.values()],
@@ -111,7 +113,7 @@ def what_it_is(config: ModelConfig) -> str:
 
 def _stack(file: PackedFile, number: int) -> dict[str, Any]:
     """What a stack is, and how large. Active is what one token uses: all but the experts it does not use."""
-    from bitnet_export.packed.records import NONE
+    from bitnet_export.packed.records import NONE, learned
 
     config = file.configs[number]
     sizes = {"weights": 0, "ternary_weights": 0, "bytes": 0}
@@ -119,7 +121,7 @@ def _stack(file: PackedFile, number: int) -> dict[str, Any]:
     for key, record in file.tensors.items():
         if key.stack != number:
             continue
-        weights = record.rows * record.cols
+        weights = record.rows * record.cols if learned(key, config) else 0
         ternary = weights if record.encoding.ternary else 0
         each = (weights, ternary, record.size + record.scale_size)
         for field, size in zip(sizes, each, strict=True):
@@ -134,7 +136,8 @@ def _table(file: PackedFile) -> str:
     kind, weights = facts["kind"], facts["weights"]
     whose = "of the model whose weights are" if file.base else "weights of"
     lines = [
-        f"packed {kind}, format {file.version}, {file.file_size:,} bytes, header checksum {facts['header_crc']}",
+        f"packed {kind}, {facts['parameters']:,} parameters, format {file.version}, {file.file_size:,} bytes, "
+        f"header checksum {facts['header_crc']}",
         f"{whose} {weights['data_size']:,} bytes, checksum {weights['data_crc']:08x}",
     ]
     rows = [(s["name"], f"{s['offset']:,}", f"{s['bytes']:,}", s["crc"]) for s in facts["sections"]]

@@ -35,6 +35,7 @@ class ModelInfo(NamedTuple):
     max_context: int
     width: int
     file_bytes: int
+    parameters: int
     ternary_weights: int
     bytes_per_token: int
     macs_per_token: int

@@ -158,7 +158,7 @@ class Served:
         """What answers depend on besides the request: `system_fingerprint`."""
         self._meta: dict[str, Any] = {
             "n_ctx": model.n_ctx, "n_ctx_train": info.max_context, "n_vocab": info.vocab_size, "n_embd": info.dim,
-            "n_params": info.ternary_weights, "size": info.file_bytes, "isa": model.isa,
+            "n_params": info.parameters, "size": info.file_bytes, "isa": model.isa,
             "chat": model.has_template, "images": self.sees, "head": model.has_head,
         }  # fmt: skip
 

@@ -184,6 +184,7 @@ typedef struct bn_model_info {
     uint32_t mask;            /* bn_mask_kind */
     uint32_t sliding_window;  /* window of some or all layers, in tokens; 0: no limit */
     uint64_t file_bytes;      /* size of the packed file */
+    uint64_t parameters;      /* numbers in the tensors of all stacks that training learned */
     uint64_t ternary_weights; /* number of ternary weights, including those of the vision stack */
     uint64_t bytes_per_token; /* weight bytes read to decode one token, without the KV cache. For a
                                * head with a sketch only the sketch counts, as sampling needs few

@@ -66,6 +66,19 @@ static void count_stack(const bn_stack *stack, bn_model_info *info) {
             bn_sketch_at(stack->head.rows, stack->head.cols).tiles; /* its codes */
 }
 
+/* The numbers that training learns. Tables that a configuration implies are stored beside them. */
+static uint64_t count_parameters(const bn_file *file) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < file->n_tensors; i++) {
+        const bn_record *r = &file->tensors[i];
+        const int sines =
+            r->role == BN_POSITION && file->stacks[r->stack].position == BN_POSITION_SINUSOIDAL;
+        if (!sines && r->role != BN_ROPE_FREQUENCIES && r->role != BN_ROPE_LOCAL_FREQUENCIES)
+            n += (uint64_t)r->rows * r->cols;
+    }
+    return n;
+}
+
 /* --- answers --- */
 
 uint64_t bn_model_cache_bytes(const bn_model *m) {
@@ -95,6 +108,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .mask = c->mask,
                             .sliding_window = c->sliding_window,
                             .file_bytes = m->mapping.size,
+                            .parameters = count_parameters(&m->file),
                             .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
     for (int32_t type = 0; type < BN_KV_TYPES && bn_reads(m); type++) {

@@ -106,6 +106,12 @@ class Key(NamedTuple):
         return {"images": "vision.", "draft": "draft."}[stacks[self.stack].input] + own if self.stack else own
 
 
+def learned(key: Key, config: ModelConfig) -> bool:
+    """Whether training learns the tensor, so that its numbers are parameters; else the configuration implies it."""
+    role, sines = ROLES[key.role], config.position == "sinusoidal"
+    return role not in ("rope_frequencies", "rope_local_frequencies") and not (role == "position" and sines)
+
+
 class Spec(NamedTuple):
     """A tensor that a configuration requires."""
 
