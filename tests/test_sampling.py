@@ -228,6 +228,12 @@ def test_a_seed_decides_the_tokens_and_is_reported(model: Model) -> None:
     assert len({model.generate("abc", max_tokens=1).seed for _ in range(5)}) == 5
 
 
+def test_the_text_of_a_result_is_what_it_prints(model: Model) -> None:
+    result = model.generate([5, 6, 7], max_tokens=12, seed=1)
+    assert str(result) == f"{result}" == result.text != ""
+    assert repr(result).startswith("Result(text=") and "finish_reason='length'" in repr(result)
+
+
 def test_bias_bans_and_forces(model: Model) -> None:
     greedy = model.generate("abc", max_tokens=1, temperature=0).tokens[0]
     assert model.generate("abc", max_tokens=20, temperature=0, logit_bias={greedy: -math.inf}).tokens.count(greedy) == 0

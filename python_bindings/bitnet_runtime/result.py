@@ -43,7 +43,7 @@ class Timings(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of `generate` and `chat`."""
+    """The result of `generate` and `chat`; `str` of it is its text."""
 
     text: str
     tokens: list[int]  # as sampled, with those of a stop text, without the end token
@@ -54,6 +54,9 @@ class Result:
     receipt: Receipt | None = None  # if it was asked for
     tool_calls: list[ToolCall] = field(default_factory=list)  # what `text` leaves out of the tokens
     logprobs: list[Scored] | None = None  # of each of the tokens, if they were asked for
+
+    def __str__(self) -> str:
+        return self.text
 
     def message(self) -> dict[str, Any]:
         """The answer as a message, to continue the conversation."""
