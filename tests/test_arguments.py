@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampler, Sampling, StateError
 from bitnet_runtime.batch import embed_batch
@@ -346,6 +347,23 @@ def test_a_missing_file_says_what_the_system_says(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="too long") as long:
         Model.load("x" * 5000)
     assert long.value.errno == errno.ENAMETOOLONG
+
+
+def test_the_name_of_a_published_model_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        Model.load("HF1BitLLM/some-8B")
+    commands = "`hf download HF1BitLLM/some-8B --local-dir FOLDER`, then `bitnet convert FOLDER model.bitnet`"
+    said = f"a published model is downloaded and converted once: {commands}"
+    assert str(caught.value) == f"HF1BitLLM/some-8B: No such file or directory; {said}"
+    assert main(["generate", "HF1BitLLM/some-8B", "-p", "x"]) != 0
+    assert capsys.readouterr().err == f"bitnet: error: No such file or directory: HF1BitLLM/some-8B; {said}\n"
+    (tmp_path / "HF1BitLLM").mkdir()
+    for path in ("HF1BitLLM/some-8B", "runs/model.bitnet", "./model"):  # of a folder that is there, or of no hub
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory$"):
+            Model.load(path)
 
 
 @pytest.mark.parametrize("metadata", [b'{"a": 1, "a": 2}', b'{"a": {"b": 1, "b": 1}}'])

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -31,9 +32,12 @@ class ModelFileError(BitnetError, OSError):
 
 
 class ModelNotFoundError(ModelFileError, FileNotFoundError):
-    """There is no such file. `advice` is for whoever gave the name."""
+    """There is no such file. `advice` is for whoever gave the name; one of its own is part of the message."""
 
     advice = "expected a packed file, as `bitnet export` makes of a run and `bitnet convert` of a published model"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {self.advice}" if "advice" in vars(self) else super().__str__()
 
 
 class ModelFormatError(BitnetError, ValueError):
@@ -199,11 +203,23 @@ def check_open(status: int, detail: str, path: Path) -> None:
         reason = detail.partition(": ")[2]
         number = next((number for number in errno.errorcode if os.strerror(number) == reason), None)
         if number is not None:
-            raise (ModelNotFoundError if number == errno.ENOENT else ModelFileError)(number, reason, str(path))
+            raise _not_found(path) if number == errno.ENOENT else ModelFileError(number, reason, str(path))
     if status == lib.BN_ERR_NOT_REGULAR and path.is_dir():
         verb = "export" if any([*path.glob("state.json"), *path.glob("step-*/state.json")]) else "convert"
         detail += f"; `bitnet {verb} {shlex.quote(str(path))} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))
+
+
+def _not_found(path: Path) -> ModelNotFoundError:
+    """Whoever gave the name of a published model is told how to get it."""
+    error = ModelNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    owned = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path.as_posix(), re.ASCII) and not path.parent.is_dir()
+    if owned and path.suffix != ".bitnet":
+        error.advice = (
+            "a published model is downloaded and converted once: "
+            f"`hf download {path.as_posix()} --local-dir FOLDER`, then `bitnet convert FOLDER model.bitnet`"
+        )
+    return error
 
 
 def to_install(package: str) -> str:
