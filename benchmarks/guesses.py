@@ -11,7 +11,7 @@ from typing import Any
 
 from bitnet_runtime import Session
 from bitnet_runtime.answer import Lookup
-from bitnet_runtime.generation import AT_ONCE
+from bitnet_runtime.choosing import AT_ONCE
 from bitnet_runtime.sampler import Sampler
 
 Guess = Callable[[list[int], int], list[int]]

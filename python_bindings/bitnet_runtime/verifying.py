@@ -75,15 +75,15 @@ def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
         session.close()
         raise
     answer = receipt.tokens + ([] if receipt.end is None else [receipt.end])
-    stream._lookup = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
-    stream._most = TOGETHER
+    stream._chooser.guesses = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
+    stream._chooser.most = TOGETHER
     return stream
 
 
 def _compare(stream: Stream, receipt: Receipt) -> Verdict:
     at = 0
     for _ in stream:
-        while at < len(stream._tokens):
+        while at < len(stream._transcript.tokens):
             if difference := _difference(stream, receipt, at):
                 return Verdict(False, at, difference)
             at += 1
@@ -96,10 +96,7 @@ def _compare(stream: Stream, receipt: Receipt) -> Verdict:
     assert result is not None  # it was read to its end
     if receipt.finish_reason == "cancelled":
         return Verdict(True, None, f"all {n} tokens are those of this model")
-    if (
-        receipt.end is not None
-        and written(stream._digests[n] if n < len(stream._digests) else None) != receipt.digests[n]
-    ):
+    if receipt.end is not None and _digest(stream, n) != receipt.digests[n]:
         return Verdict(False, n, f"the end, token {n}, was chosen from another state than here")
     if (receipt.end, receipt.finish_reason) != (stream.ended_by, result.finish_reason):
         return Verdict(
@@ -111,10 +108,16 @@ def _compare(stream: Stream, receipt: Receipt) -> Verdict:
     return Verdict(True, None, f"all {n} tokens are those of this model")
 
 
+def _digest(stream: Stream, n: int) -> str | None:
+    """Of the state that a token was chosen from, if there was a choice."""
+    digests = stream._witness.digests if stream._witness else []
+    return written(digests[n]) if n < len(digests) else None
+
+
 def _difference(stream: Stream, receipt: Receipt, at: int) -> str:
     if at >= len(receipt.tokens):
         return f"the receipt ends before token {at}; here the answer goes on"
-    if written(stream._digests[at]) != receipt.digests[at]:
+    if _digest(stream, at) != receipt.digests[at]:
         return f"token {at} was chosen from another state than here: the prompt, the cache or its digest is another"
-    here, there = stream._tokens[at], receipt.tokens[at]
+    here, there = stream._transcript.tokens[at], receipt.tokens[at]
     return "" if here == there else f"token {at} is {shown(there)} in the receipt, and {here} here"
