@@ -99,7 +99,7 @@ static void turn_row(const bn_pass *p, const bn_layer *l, size_t row) {
     const bn_workspace *w = p->w;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
     float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E;
-    const float *angle = w->angle + (l->table * w->room + row) * positions->dim;
+    const float *angle = w->angle + (row * BN_POSITION_TABLES + l->table) * positions->dim;
 
     for (size_t h = 0; h < H + G; h++) {
         const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;

@@ -52,7 +52,7 @@ static void embed_row(bn_pass *p, size_t row) {
         bn_norm_checked(p, &s->embedding_norm, x, 0, x, 0, s->config.dim, 1);
     for (size_t table = 0; table < BN_POSITION_TABLES; table++)
         bn_positions_angles(&s->positions, table, r->position,
-                            p->w->angle + (table * p->w->room + row) * s->positions.dim);
+                            p->w->angle + (row * BN_POSITION_TABLES + table) * s->positions.dim);
 }
 
 static void embed_rows(void *context, int32_t thread, size_t first, size_t end) {
@@ -110,11 +110,9 @@ static void take_adapters(bn_pass *p) {
     }
 }
 
-/* Run at most `most` rows starting at `first`, with this scratch memory. */
-static void run_piece(bn_pass *p, const bn_workspace *scratch, size_t first, size_t most,
-                      const bn_layer *l, bn_step *step) {
-    bn_workspace w = bn_workspace_from(scratch, &p->stack->config, first);
-    bn_pass piece = {.m = p->m, .stack = p->stack, .w = &w, .rows = bn_min(p->rows - first, most)};
+/* Run the first `rows` rows of a view. */
+static void run_piece(bn_pass *p, bn_workspace *w, size_t rows, const bn_layer *l, bn_step *step) {
+    bn_pass piece = {.m = p->m, .stack = p->stack, .w = w, .rows = rows};
     take_adapters(&piece);
     step(&piece, l);
     if (piece.not_finite)
@@ -139,10 +137,11 @@ static size_t place_of(const apart *a, size_t item) {
 
 static void run_apart(void *context, int32_t thread, size_t first, size_t end) {
     const apart *a = context;
-    bn_part part;
-    bn_workspace_part(a->p->w, &a->p->stack->config, (size_t)thread, a->threads, &part);
-    for (; first < end && !stopped(a->p); first++)
-        run_piece(a->p, &part.w, place_of(a, first) * a->each, a->each, a->l, a->step);
+    for (; first < end && !stopped(a->p); first++) {
+        const size_t row = place_of(a, first) * a->each;
+        bn_workspace w = bn_workspace_part(a->p->w, row, (size_t)thread, a->threads);
+        run_piece(a->p, &w, bn_min(a->p->rows - row, a->each), a->l, a->step);
+    }
 }
 
 /* Rows per piece if each thread runs its own pieces: all threads get the same number, two if
@@ -163,8 +162,10 @@ void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
         bn_pool_run(p->w->in.pool, a.pieces, 1, run_apart, &a);
         return;
     }
-    for (size_t first = 0; first < p->rows && !stopped(p); first += p->w->batch)
-        run_piece(p, p->w, first, p->w->batch, l, step);
+    for (size_t row = 0; row < p->rows && !stopped(p); row += p->w->batch) {
+        bn_workspace w = bn_workspace_from(p->w, row);
+        run_piece(p, &w, bn_min(p->rows - row, w.batch), l, step);
+    }
 }
 
 /* Run the layers; only the first `answering` layers compute more than keys and values. */

@@ -19,7 +19,7 @@ enum { ALONE = 1 << 16 };
 typedef struct mixture {
     bn_pass *p;
     const bn_ffn *ffn;
-    bn_slots *slots;
+    const bn_slots *slots;
     bn_pass of_slots;
 } mixture;
 
@@ -70,10 +70,8 @@ static void deal(const mixture *m) {
     const bn_slots *s = m->slots;
     const size_t k = m->ffn->choice.taken, X = m->ffn->choice.experts, n = m->p->rows * k;
     const bn_operands *from = &m->p->w->in;
-    bn_operands *to = &s->w->in;
+    const bn_operands *to = &m->of_slots.w->in;
     uint32_t sum = 0;
-    to->own = from->own;
-    to->some_adapted = from->some_adapted;
     memset(s->end, 0, X * sizeof *s->end);
     for (size_t i = 0; i < n; i++)
         s->end[s->expert[i]]++;
@@ -100,8 +98,7 @@ static int products_of(const mixture *m, step which, const bn_network *network, 
                        bn_product products[2]) {
     const size_t D = m->p->stack->config.dim;
     if (which == DOWN) {
-        products[0] =
-            (bn_product){.w = &network->down, .y = m->slots->w->y + slot * D, .y_stride = D};
+        products[0] = (bn_product){.w = &network->down, .y = m->slots->y + slot * D, .y_stride = D};
         return 1;
     }
     const int n = bn_ffn_products(&m->of_slots, m->ffn, network, slot, products);
@@ -123,7 +120,7 @@ static void multiply(const mixture *m, step which) {
                        .products = products,
                        .n = products_of(m, which, &m->ffn->networks[e], first, products)};
     }
-    bn_linear_groups(&s->w->in, s->groups, n);
+    bn_linear_groups(&m->of_slots.w->in, s->groups, n);
 }
 
 /* F32 and F16 weights have no scales, and are multiplied with h. */
@@ -135,7 +132,7 @@ static int multiplies_floats(const bn_network *network) {
 /* Copy the inputs of rows to their slots. */
 static void copy_rows(void *context, int32_t thread, size_t first, size_t end) {
     const mixture *m = context;
-    const bn_operands *from = &m->p->w->in, *to = &m->slots->w->in;
+    const bn_operands *from = &m->p->w->in, *to = &m->of_slots.w->in;
     const size_t D = m->p->stack->config.dim;
     (void)thread;
     for (size_t slot = first; slot < end; slot++) {
@@ -197,19 +194,31 @@ static void sum_rows(void *context, int32_t thread, size_t first, size_t end) {
         float *y = m->p->w->y + (m->p->first + i) * D;
         memset(y, 0, D * sizeof *y);
         for (size_t j = i * k; j < (i + 1) * k; j++)
-            m->p->m->kernels.vectors.add(y, s->w->y + s->slot[j] * D, s->share[j], D);
+            m->p->m->kernels.vectors.add(y, s->y + s->slot[j] * D, s->share[j], D);
     }
     bn_sum_rows(m->p, &m->ffn->post_norm, m->p->first + first, end - first);
 }
 
+/* Slots as rows of a workspace, which multiplies them as `w` does its rows. */
+static bn_workspace of_slots(const bn_workspace *w) {
+    bn_workspace to = {.in = w->slots.in, .gate = w->slots.gate, .up = w->slots.up};
+    to.in.kernels = w->in.kernels;
+    to.in.pool = w->in.pool;
+    to.in.scratch = w->in.scratch;
+    to.in.own = w->in.own;
+    to.in.some_adapted = w->in.some_adapted;
+    return to;
+}
+
 static void mix(bn_pass *p, const bn_ffn *ffn) {
-    bn_slots *slots = p->w->slots;
+    const bn_slots *slots = &p->w->slots;
+    bn_workspace w = of_slots(p->w);
     mixture m = {.p = p,
                  .ffn = ffn,
                  .slots = slots,
                  .of_slots = {.m = p->m,
                               .stack = p->stack,
-                              .w = slots->w,
+                              .w = &w,
                               .rows = p->rows * ffn->choice.taken,
                               .alone = p->rows == 1}};
     route(&m);
@@ -223,7 +232,7 @@ static void mix(bn_pass *p, const bn_ffn *ffn) {
 }
 
 void bn_mixture(bn_pass *p, const bn_ffn *ffn) {
-    const size_t first = p->first, rows = p->rows, most = p->w->slots->rows;
+    const size_t first = p->first, rows = p->rows, most = p->w->slots.rows;
     for (size_t done = 0; done < rows; done += most) {
         p->first = first + done;
         p->rows = bn_min(rows - done, most);

@@ -17,29 +17,6 @@
  * the more rows share one read of an expert. */
 enum { BN_SLOTS = 4096 };
 
-/* Scratch for up to `rows` rows. k: experts per row, X: experts in all. */
-typedef struct bn_slots {
-    size_t rows;
-    float *logits;        /* [rows][X] */
-    uint64_t *keys;       /* [threads][X] */
-    uint32_t *expert;     /* [rows][k] */
-    float *share;         /* [rows][k] */
-    uint32_t *slot;       /* [rows][k] slot of each expert of a row */
-    uint32_t *row;        /* [rows·k] row of each slot */
-    uint32_t *network;    /* [rows·k] expert of each slot */
-    uint32_t *end;        /* [threads][X] end of each expert's slots */
-    size_t taken;         /* most experts that the rows can use */
-    bn_group *groups;     /* [threads][taken] */
-    bn_product *products; /* [threads][taken][2] */
-    bn_workspace *w;      /* holds operands, ffn and y of the slots */
-} bn_slots;
-
-/* See bn_workspace_part. */
-typedef struct bn_part {
-    bn_workspace w, of_slots;
-    bn_slots slots;
-} bn_part;
-
 /* Rows that go through a mixture at a time, at most `batch`; experts that they can use. */
 static inline size_t bn_mixture_rows(const bn_config *c, size_t batch) {
     const size_t most = BN_SLOTS / c->experts_per_token;

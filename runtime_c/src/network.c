@@ -54,23 +54,6 @@ bn_ffn bn_ffn_of_pool(const bn_file *f, uint32_t stack, const bn_kernels *kernel
                     .networks = network};
 }
 
-/* [B][F] outputs of gate, followed by the same for up. */
-static size_t gate_floats(const bn_config *c, size_t batch) {
-    return bn_round_up(batch * c->ffn_dim, BN_LANES);
-}
-
-size_t bn_ffn_floats(const bn_config *c, size_t batch) {
-    return gate_floats(c, batch) + batch * c->ffn_dim;
-}
-
-static float *gate_of(const bn_pass *p) {
-    return p->w->ffn;
-}
-
-static float *up_of(const bn_pass *p) {
-    return p->w->ffn + gate_floats(&p->stack->config, p->w->batch);
-}
-
 typedef struct activation {
     bn_pass *p;
     const bn_ffn *ffn;
@@ -100,7 +83,7 @@ static void gated_rows(void *context, int32_t thread, size_t first, size_t end) 
     (void)thread;
     for (size_t row = first; row < end; row++) {
         float *h = place_of(a, row, first);
-        a->ffn->act(h, gate_of(a->p) + row * F, up_of(a->p) + row * F, F);
+        a->ffn->act(h, a->p->w->gate + row * F, a->p->w->up + row * F, F);
         finish_row(a, row, h);
     }
 }
@@ -117,7 +100,7 @@ static void plain_rows(void *context, int32_t thread, size_t first, size_t end) 
     for (size_t row = first; row < end; row++) {
         float *h = place_of(a, row, first);
         for (size_t i = 0; i < F; i += PIECE)
-            a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, bn_min(F - i, PIECE));
+            a->ffn->act(h + i, a->p->w->up + row * F + i, ones, bn_min(F - i, PIECE));
         finish_row(a, row, h);
     }
 }
@@ -130,12 +113,12 @@ void bn_ffn_activate(bn_pass *p, const bn_ffn *ffn, const uint32_t *network) {
 int bn_ffn_products(const bn_pass *p, const bn_ffn *ffn, const bn_network *network, size_t row,
                     bn_product products[2]) {
     const size_t F = p->stack->config.ffn_dim;
-    float *gate = gate_of(p) + row * F;
+    float *gate = p->w->gate + row * F;
     const int is_gated = ffn->kind == BN_FFN_GATED;
     if (is_gated)
         *products++ = (bn_product){.w = &network->gate, .y = gate, .y_stride = F};
     *products = (bn_product){.w = &network->up,
-                             .y = up_of(p) + row * F,
+                             .y = p->w->up + row * F,
                              .y_stride = F,
                              .where = is_gated && ffn->rectifies ? gate : NULL};
     return 1 + is_gated;

@@ -44,9 +44,6 @@ bn_ffn bn_ffn_read(const bn_file *file, uint32_t stack, uint32_t layer, const bn
 bn_ffn bn_ffn_of_pool(const bn_file *file, uint32_t stack, const bn_kernels *kernels,
                       bn_network *network);
 
-/* Floats of workspace.ffn for up to `batch` rows. */
-size_t bn_ffn_floats(const bn_config *c, size_t batch);
-
 /* --- steps, for rows that may each have a different network --- */
 
 /* The first products of a network for rows starting at `row`: gate and up, or only up. Returns how

@@ -62,7 +62,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t first = panel * BN_PANEL;
     const size_t stop = bn_min(end * BN_PANEL, t->rows);
-    int32_t *acc = w->in.acc + (size_t)thread * w->in.acc_stride;
+    int32_t *acc = w->in.scratch.acc + (size_t)thread * w->in.scratch.acc_stride;
     c->m->kernels.products.sketch_matmul(
         &(bn_matmul){.acc = acc,
                      .acc_stride = BN_CHUNK_ROWS,

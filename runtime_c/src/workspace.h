@@ -18,27 +18,50 @@
 #error "sizes of caches and workspaces need a size_t of 64 bits: compile for a 64-bit machine"
 #endif
 
+struct bn_buffer; /* workspace.c */
+
+/* Scratch memory of a mixture (mixture.h) for up to `rows` rows with k slots each. k: experts per
+ * row, X: experts in all. */
+typedef struct bn_slots {
+    size_t rows;          /* 0: the stack has no mixture */
+    float *logits;        /* [rows][X] */
+    uint64_t *keys;       /* [threads][X] */
+    uint32_t *expert;     /* [rows][k] */
+    float *share;         /* [rows][k] */
+    uint32_t *slot;       /* [rows][k] slot of each expert of a row */
+    uint32_t *row;        /* [rows·k] row of each slot */
+    uint32_t *network;    /* [rows·k] expert of each slot */
+    uint32_t *end;        /* [threads][X] end of each expert's slots */
+    size_t taken;         /* most experts that the rows can use */
+    bn_group *groups;     /* [threads][taken] */
+    bn_product *products; /* [threads][taken][2] */
+    bn_operands in;       /* in, gate, up and y: as those of the workspace, for slots */
+    float *gate, *up, *y;
+} bn_slots;
+
 /* Scratch memory for a step of up to B rows, and what up to R rows keep between steps. */
 typedef struct bn_workspace {
-    size_t batch;   /* B */
-    size_t room;    /* R: B, or at least a whole context for non-causal masks */
-    size_t n_ctx;   /* context that `partial` has room for */
-    bn_row *rows;   /* [R] of the pass */
-    float *x;       /* [R][D] the residual stream */
-    float *q;       /* [R][H·E] */
-    float *angle;   /* [2][R][rope_dim] cos and sin of each row's position, by table */
-    bn_operands in; /* operands of the linears */
-    float *kv;      /* [B][2·G·E] */
-    float *ffn;     /* bn_ffn_floats: scratch of a feed-forward network */
-    float *y;       /* [B][D] output of a sublayer, if not added to x directly; scratch */
-    float *attend;  /* [threads][attend_stride] */
-    float *partial; /* bn_partial_floats: results of chunks, if a context is split */
+    size_t batch;     /* B */
+    size_t room;      /* R: B, or at least a whole context for non-causal masks */
+    size_t n_ctx;     /* context that `partial` has room for */
+    bn_row *rows;     /* [R] of the pass */
+    float *x;         /* [R][D] the residual stream */
+    float *q;         /* [R][H·E] */
+    float *angle;     /* [R][BN_POSITION_TABLES][rope_dim] cos and sin of each row's position */
+    bn_operands in;   /* operands of the linears */
+    float *kv;        /* [B][2·G·E] */
+    float *gate, *up; /* [B][F] outputs of the first products of a feed-forward network */
+    float *y;         /* [B][D] output of a sublayer, if not added to x directly; scratch */
+    float *attend;    /* [threads][attend_stride] */
+    float *partial;   /* bn_partial_floats: results of chunks, if a context is split */
     atomic_size_t *chunks_done; /* [G] chunks completed */
     size_t attend_stride;
-    float *scores;          /* [score_rows][V] logits, or estimates of them */
-    size_t score_rows;      /* rows whose logits are held at a time, at most B */
-    struct bn_slots *slots; /* of a mixture (mixture.h), or NULL */
-    size_t size;            /* bytes of the whole allocation */
+    float *scores;     /* [score_rows][V] logits, or estimates of them */
+    size_t score_rows; /* rows whose logits are held at a time, at most B */
+    bn_slots slots;
+    const struct bn_buffer *buffers; /* [n_buffers] what the pointers above belong to */
+    size_t n_buffers;
+    size_t size; /* bytes of the whole allocation */
 } bn_workspace;
 
 /* Bytes that it takes, which increase with batch and n_ctx. */
@@ -48,21 +71,18 @@ size_t bn_workspace_size(const bn_model *m, const bn_stack *stack, size_t batch,
 bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t batch,
                                size_t n_ctx);
 
-/* The same memory, shifted so that `row` is row 0. */
-bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row);
+/* --- views: the same memory, with every pointer shifted to its part (workspace.c) --- */
 
-/* The same for one thread that processes only that row, while others process other rows: its
- * operands, and the scratch for a product. */
-bn_workspace bn_workspace_alone(const bn_workspace *w, const bn_config *c, size_t row,
-                                size_t thread);
+/* A pass whose row 0 is `row`, with all scratch memory. */
+bn_workspace bn_workspace_from(const bn_workspace *w, size_t row);
 
-/* Rows per thread if the threads share the scratch memory. */
+/* For one thread alone that processes only that row, while others process other rows: without
+ * mixtures and attention. */
+bn_workspace bn_workspace_alone(const bn_workspace *w, size_t row, size_t thread);
+
+/* For one of several threads that share the scratch memory, and its number of rows for each. Row 0
+ * is `row`. */
+bn_workspace bn_workspace_part(const bn_workspace *w, size_t row, size_t thread, size_t threads);
 size_t bn_workspace_share(const bn_workspace *w, size_t threads);
-
-/* The workspace of one thread that works alone with its share of the scratch memory, stored in
- * `part`. It must not use `partial`, which all threads share. */
-struct bn_part;
-void bn_workspace_part(const bn_workspace *w, const bn_config *c, size_t thread, size_t threads,
-                       struct bn_part *part);
 
 #endif

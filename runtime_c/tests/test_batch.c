@@ -217,6 +217,47 @@ static void test_more_than_a_pass(uint32_t vocabulary, int32_t batch) {
     free(file);
 }
 
+/* What two views have in common are strides and lengths, but no buffer: each pointer into the
+ * workspace is shifted or NULL. */
+static void check_apart(const bn_workspace *w, const bn_workspace *a, const bn_workspace *b) {
+    const uintptr_t start = (uintptr_t)w, end = start + w->size;
+    for (size_t at = 0; at < sizeof *w; at += sizeof start) {
+        uintptr_t all, x, y;
+        memcpy(&all, (const uint8_t *)w + at, sizeof all);
+        memcpy(&x, (const uint8_t *)a + at, sizeof x);
+        memcpy(&y, (const uint8_t *)b + at, sizeof y);
+        if (at == offsetof(bn_workspace, buffers) || all < start || all >= end)
+            continue;
+        CHECK_MSG(x < y || (x == 0 && y == 0), "the pointer at byte %zu is shared", at);
+    }
+}
+
+/* Threads that work alone share no buffer, whatever the workspace is made of. */
+static void test_views(void) {
+    enum { B = 64, TAKEN = 2 };
+    const bn_stack stack = {.config = {.mask = BN_MASK_CAUSAL,
+                                       .vocab_size = VOCAB,
+                                       .dim = DIM,
+                                       .n_heads = HEADS,
+                                       .n_kv_heads = KV_HEADS,
+                                       .head_dim = HEAD,
+                                       .rope_dim = HEAD,
+                                       .ffn_dim = FFN,
+                                       .n_experts = 4,
+                                       .experts_per_token = TAKEN},
+                            .own.rank = 4,
+                            .grouped = 1};
+    bn_workspace *w = bn_workspace_new(model, &stack, B, CONTEXT);
+    CHECK(w != NULL);
+    const bn_workspace first = bn_workspace_part(w, 0, 0, 2);
+    const bn_workspace next = bn_workspace_part(w, B / 2, 1, 2);
+    const bn_workspace row = bn_workspace_alone(w, 0, 0), later = bn_workspace_alone(w, 1, 1);
+    check_apart(w, &first, &next);
+    check_apart(w, &row, &later);
+    CHECK(next.slots.y == w->slots.y + (size_t)B / 2 * TAKEN * DIM);
+    free(w);
+}
+
 /* A child gets its parent's workspace in the middle of a turn. */
 static void test_fork_in_a_turn(void) {
     bn_session *s = new_session(NULL), *t = new_session(NULL);
@@ -231,7 +272,7 @@ static void test_fork_in_a_turn(void) {
         memset(w->x, 0x55, w->batch * DIM * sizeof *w->x);
         memset(w->in.q, 0x55, w->batch * w->in.q_stride);
         memset(w->partial, 0x55, DIM * sizeof *w->partial);
-        w->chunks_done[0] = w->in.skipped[0] = w->in.skipped[1] = 1;
+        w->chunks_done[0] = w->in.scratch.skipped[0] = w->in.scratch.skipped[1] = 1;
         ok(bn_session_append(t, prompt, PROMPT, BN_LOGITS_LAST, NULL));
         same(bn_session_logits(t), bn_session_logits(s), VOCAB);
         CHECK_EQ(bn_session_skipped(t), 0);
@@ -250,6 +291,7 @@ int main(void) {
     test_vectors();
     test_different_wants();
     test_workspace();
+    test_views();
     test_fork_in_a_turn();
     test_more_than_a_pass(50000, 0);
     test_more_than_a_pass(100, 0);

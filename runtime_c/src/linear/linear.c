@@ -28,7 +28,7 @@ static size_t unit_of(const bn_group *g) {
 
 static void run_panels(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
-    int32_t *acc = j->o->acc + (size_t)thread * j->o->acc_stride;
+    int32_t *acc = j->o->scratch.acc + (size_t)thread * j->o->scratch.acc_stride;
     if (item < j->low) {
         const size_t end = bn_min(last, j->low);
         bn_lower(j->o, j->groups, j->n_groups, item, end);
@@ -96,7 +96,7 @@ void bn_linear_alone(const bn_operands *o, int32_t thread, size_t first, size_t 
                      const bn_product *product) {
     const bn_input in = {o, first, rows};
     const size_t panels = bn_panels(product->w);
-    int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
+    int32_t *acc = o->scratch.acc + (size_t)thread * o->scratch.acc_stride;
     for (size_t panel = 0; panel < panels; panel += CHUNK_PANELS) {
         const size_t n = bn_min(panels - panel, CHUNK_PANELS);
         product->w->encoding->multiply(&in, product, panel, n, acc);

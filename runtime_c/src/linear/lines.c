@@ -69,7 +69,7 @@ static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     for (size_t b = 0; b < j->in->rows; b++) {
         const bn_input in = {j->in->o, j->in->first + b, 1};
         const bn_product p = bn_product_from(j->p, b);
-        in.o->skipped[thread] += multiply_rows(&in, &p, first, end);
+        in.o->scratch.skipped[thread] += multiply_rows(&in, &p, first, end);
     }
 }
 
@@ -129,7 +129,8 @@ static void run_columns(void *context, int32_t thread, size_t share, size_t last
             const bn_input in = {o, j->in->first + b, 1};
             const bn_product p = bn_product_from(j->p, b);
             for (size_t i = first; i < end; i += BLOCKS_MOST)
-                o->skipped[thread] += multiply_columns(&in, &p, i, bn_min(end, i + BLOCKS_MOST));
+                o->scratch.skipped[thread] +=
+                    multiply_columns(&in, &p, i, bn_min(end, i + BLOCKS_MOST));
         }
     }
 }

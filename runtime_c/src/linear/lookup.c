@@ -25,7 +25,7 @@ static void multiply(const bn_input *in, const bn_product *p, size_t panel, size
     const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
     const size_t end = bn_min(r0 + stride, t->rows);
-    int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
+    int32_t *acc = o->scratch.acc + (size_t)thread * o->scratch.acc_stride;
     o->kernels->products.ternary_lookup(
         &(bn_matmul){.acc = acc,
                      .acc_stride = stride,
@@ -36,7 +36,7 @@ static void multiply(const bn_input *in, const bn_product *p, size_t panel, size
                      .q = o->q + in->first * o->q_stride,
                      .q_stride = o->q_stride,
                      .tokens = in->rows},
-        o->lookup + (size_t)thread * o->lookup_stride);
+        o->scratch.lookup + (size_t)thread * o->scratch.lookup_stride);
     bn_scale_sums(in, p, acc, stride, BN_ONE_MORE, r0, end - r0);
 }
 
@@ -70,7 +70,7 @@ static int has_tables(const bn_operands *o, const bn_group *g) {
  * off. */
 static size_t cut(const bn_operands *o, bn_group *g) {
     const size_t tokens = o->kernels->products.lookup_tokens;
-    const size_t most_panels = o->lookup_rows / BN_PANEL;
+    const size_t most_panels = o->scratch.lookup_rows / BN_PANEL;
     g->blocks = g->columns = 0;
     if (!has_tables(o, g))
         return 0;
@@ -86,7 +86,7 @@ void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
     size_t items = 0, before = SIZE_MAX;
     for (bn_group *g = groups; g < end; g++) {
         g->done = 0;
-        items += o->lookup ? cut(o, g) : 0;
+        items += o->scratch.lookup ? cut(o, g) : 0;
     }
     while (items > 0 && items < 2 * threads && items != before) { /* shorter blocks */
         before = items;

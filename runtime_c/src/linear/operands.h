@@ -17,6 +17,16 @@ struct bn_adapter; /* adapter.h */
 enum { BN_GROUP_PRODUCTS = 3 }; /* most products of a group */
 enum { BN_CHUNK_ROWS = 128 }; /* output rows a thread computes at a time: the sums stay in cache */
 
+/* Scratch memory of products. */
+typedef struct bn_product_scratch {
+    int32_t *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or sums of a block (lookup.c) */
+    size_t acc_stride;
+    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
+    size_t lookup_stride;
+    size_t lookup_rows; /* most rows of a block in lookup.c, whole panels */
+    uint64_t *skipped;  /* [threads] bytes of skipped lines */
+} bn_product_scratch;
+
 /* Inputs of linears for B rows, and scratch memory to multiply them. */
 typedef struct bn_operands {
     const bn_kernels *kernels;
@@ -29,12 +39,7 @@ typedef struct bn_operands {
     int32_t *q_sum;      /* [B] Σq */
     int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, for group scales; or unused */
     size_t group_sums_stride;
-    int32_t *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or sums of a block (lookup.c) */
-    size_t acc_stride;
-    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
-    size_t lookup_stride;
-    size_t lookup_rows;                 /* most rows of a block in lookup.c, whole panels */
-    uint64_t *skipped;                  /* [threads] bytes of skipped lines */
+    bn_product_scratch scratch;
     const struct bn_adapter **adapters; /* [B] adapter of each row, or NULL */
     int32_t some_adapted;               /* at least one row has an adapter */
     const struct bn_adapter *own;       /* the model's adapter, for all rows, or NULL */

@@ -244,7 +244,7 @@ static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
 static void verify_some(void *context, int32_t thread, size_t first, size_t end) {
     const pass *p = context;
     for (const item *i = p->items + first; i < p->items + end; i++) {
-        bn_workspace w = bn_workspace_alone(p->b->w, &p->b->stack->config, i->row, (size_t)thread);
+        bn_workspace w = bn_workspace_alone(p->b->w, i->row, (size_t)thread);
         if (is_scored(i->entry))
             verify_and_learn(p, i, &w);
     }

@@ -97,7 +97,7 @@ static bn_status give_logits(const bn_batch *b) {
 static bn_status give_probability(const bn_batch *b) {
     const size_t V = b->stack->config.vocab_size;
     for (size_t first = 0, rows; first < b->n; first += rows) {
-        bn_workspace w = bn_workspace_from(b->w, &b->stack->config, first);
+        bn_workspace w = bn_workspace_from(b->w, first);
         rows = bn_min(b->n - first, w.score_rows);
         const bn_status status = bn_head(b->m, b->stack, &w, rows, w.scores);
         if (status)
@@ -145,11 +145,11 @@ static int is_long_text(const bn_batch *b) {
 static bn_status forward(const bn_batch *b) {
     const size_t threads = (size_t)bn_pool_threads(b->m->pool);
     bn_session *s = b->w->rows[0].session;
-    memset(b->w->in.skipped, 0, threads * sizeof *b->w->in.skipped);
+    memset(b->w->in.scratch.skipped, 0, threads * sizeof *b->w->in.scratch.skipped);
     const bn_status status =
         bn_forward(b->m, b->stack, b->w, b->n, is_long_text(b) ? &s->cancelled : NULL);
     for (size_t i = 0; i < threads; i++)
-        s->skipped += b->w->in.skipped[i];
+        s->skipped += b->w->in.scratch.skipped[i];
     return status;
 }
 
@@ -173,7 +173,7 @@ static bn_status give_wanted(const bn_batch *b) {
     bn_status status = BN_OK;
     for (size_t first = 0, n; first < b->n && !status; first += n) {
         const bn_want want = b->w->rows[first].want;
-        bn_workspace w = bn_workspace_from(b->w, &b->stack->config, first);
+        bn_workspace w = bn_workspace_from(b->w, first);
         n = count_alike(b, first);
         const bn_batch alike = {.m = b->m, .stack = b->stack, .w = &w, .n = n};
         if (want != BN_WANT_NOTHING)

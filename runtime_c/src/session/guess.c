@@ -85,10 +85,10 @@ typedef struct samples {
 /* Each text on one thread, as in advance.c. */
 static void sample_some(void *context, int32_t thread, size_t first, size_t end) {
     const samples *all = context;
-    const bn_config *c = &all->who[0]->session->stack->draft->config;
+    const size_t V = all->who[0]->session->stack->config.vocab_size;
     for (size_t i = first; i < end; i++) {
-        bn_workspace w = bn_workspace_alone(all->w, c, i, (size_t)thread);
-        all->who[i]->status = sample(all->who[i], &w, w.scores + i * c->vocab_size);
+        bn_workspace w = bn_workspace_alone(all->w, i, (size_t)thread);
+        all->who[i]->status = sample(all->who[i], &w, all->w->scores + i * V);
     }
 }
 

@@ -122,7 +122,7 @@ static bn_status give_states(work *k, size_t n, float *out) {
     const size_t rows = n * k->each, width = bn_width(&k->stack->config);
     bn_status status = BN_OK;
     for (size_t first = 0; first < rows && !status; first += k->w->batch) {
-        bn_workspace w = bn_workspace_from(k->w, &k->stack->config, first);
+        bn_workspace w = bn_workspace_from(k->w, first);
         const size_t piece = bn_min(rows - first, w.batch);
         status = bn_leave_states(k->m, k->stack, &w, piece);
         if (!status)
@@ -176,7 +176,8 @@ static bn_status give_pooled(work *k, size_t n, float *out) {
 /* One turn. */
 static bn_status run(work *k, const float *pixels, size_t n, give *wanted, float *out) {
     bn_turn_begin(k->m); /* only for the threads: the workspace is the call's */
-    memset(k->w->in.skipped, 0, (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.skipped);
+    memset(k->w->in.scratch.skipped, 0,
+           (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.scratch.skipped);
     add_rows(k, pixels, n);
     bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, k->stop);
     if (!status)
