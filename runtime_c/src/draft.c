@@ -97,7 +97,7 @@ bn_status bn_draft_open(const bn_file *f, uint32_t index, const bn_kernels *kern
     bn_stack *draft = calloc(1, sizeof *draft);
     if (!draft)
         return BN_ERR_MEMORY;
-    status = bn_stack_open(f, index, kernels, draft, detail);
+    status = bn_stack_open(f, index, kernels, draft);
     if (status) {
         free(draft);
         return status;

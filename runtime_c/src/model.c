@@ -52,8 +52,11 @@ static bn_status open_stack(bn_model *m, uint32_t i, char *detail) {
                        "the model has more than one stack that takes %s, which this engine "
                        "cannot run",
                        images ? "images" : "text");
+    if (images && m->file.stacks[i].adapters)
+        return bn_fail(detail, BN_ERR_UNSUPPORTED,
+                       "the model has adapters of images, which this engine cannot run");
     return draft ? bn_draft_open(&m->file, i, &m->kernels, stack, detail)
-                 : bn_stack_open(&m->file, i, &m->kernels, stack, detail);
+                 : bn_stack_open(&m->file, i, &m->kernels, stack);
 }
 
 /* The only place that knows the role of each stack of a file: at most one for text, with a draft

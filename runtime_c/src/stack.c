@@ -7,15 +7,6 @@
 #include <stdlib.h>
 
 #include "added.h"
-#include "system/status.h"
-
-/* Refuse valid configurations that this engine does not support yet. */
-static bn_status check_supported(const bn_config *c, char *detail) {
-    if (c->input == BN_INPUT_IMAGES && c->adapters)
-        return bn_fail(detail, BN_ERR_UNSUPPORTED,
-                       "the model has adapters of images, which this engine cannot run");
-    return BN_OK;
-}
 
 /* A bidirectional text is complete after each layer, so the next layer can reuse the place of its
  * keys. */
@@ -117,11 +108,8 @@ static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels
 }
 
 bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kernels,
-                        bn_stack *stack, char *detail) {
+                        bn_stack *stack) {
     const bn_config *c = &f->stacks[index];
-    bn_status status = check_supported(c, detail);
-    if (status)
-        return status;
     *stack = (bn_stack){
         .config = *c,
         .embedding = read_tensor(f, index, BN_EMBEDDING),
@@ -137,7 +125,7 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
                  .row = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_EMBEDDING_NORM),
                  .projection = read_tensor(f, index, BN_DRAFT_PROJECTION)},
     };
-    status = bn_adapter_read(f, index, &stack->own);
+    bn_status status = bn_adapter_read(f, index, &stack->own);
     for (size_t i = 0; i < f->n_tensors; i++)
         stack->grouped |=
             f->tensors[i].stack == index && f->tensors[i].scale_scope == BN_SCALE_GROUP;

@@ -54,10 +54,9 @@ typedef struct bn_stack {
                      * norm */
 } bn_stack;
 
-/* Read stack `index` of a parsed file. Fails with BN_ERR_MEMORY, or with BN_ERR_UNSUPPORTED for
- * features that this engine does not support yet. */
+/* Read stack `index` of a parsed file. Fails only with BN_ERR_MEMORY. */
 bn_status bn_stack_open(const bn_file *file, uint32_t index, const bn_kernels *kernels,
-                        bn_stack *stack, char *detail);
+                        bn_stack *stack);
 void bn_stack_close(bn_stack *stack); /* {0} is allowed */
 
 /* Floats of an output vector of the stack, after the projector if there is one. */

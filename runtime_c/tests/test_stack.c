@@ -95,10 +95,10 @@ static void test_two_stacks(void) {
     bn_file f;
     bn_kernels_scalar(&kernels);
     CHECK_MSG(bn_file_parse(bytes, size, &kernels, &f, detail) == BN_OK, "%s", detail);
-    CHECK_EQ(bn_stack_open(&f, 0, &kernels, &stack, detail), BN_OK);
+    CHECK_EQ(bn_stack_open(&f, 0, &kernels, &stack), BN_OK);
     check_first(&stack);
     bn_stack_close(&stack);
-    CHECK_EQ(bn_stack_open(&f, 1, &kernels, &stack, detail), BN_OK);
+    CHECK_EQ(bn_stack_open(&f, 1, &kernels, &stack), BN_OK);
     check_second(&stack, &f, &kernels);
     bn_stack_close(&stack);
     CHECK(stack.layers == NULL);
@@ -135,7 +135,7 @@ static void test_original(void) {
     bn_file f;
     bn_kernels_scalar(&kernels);
     CHECK_EQ(bn_file_parse(bytes, size, &kernels, &f, NULL), BN_OK);
-    CHECK_EQ(bn_stack_open(&f, 0, &kernels, &stack, NULL), BN_OK);
+    CHECK_EQ(bn_stack_open(&f, 0, &kernels, &stack), BN_OK);
     const bn_layer *l = &stack.layers[1];
     CHECK(l->attn_norm.gain == NULL && l->ffn.norm.gain == NULL && stack.final_norm.gain == NULL);
     const bn_norm norms[] = {l->attn_post_norm, l->ffn.post_norm, stack.embedding_norm};
