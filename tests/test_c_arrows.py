@@ -93,6 +93,30 @@ def test_a_circle_is_found() -> None:
     assert circle(includes(headers | {"x/c.h": '#include "a.h"\n'})) == ["a.h", "x/b.h", "x/c.h"]
 
 
+_CONSTANT = r"(?:static )?const\b[^*=;]*[=;]"
+_GLOBAL = re.compile(
+    rf"^(?!typedef\b|extern\b|enum\b|struct \w+;|{_CONSTANT})(?:\w+[ *]+)+(\w+)(?:\[[^;]*?\])?(?: = [^;]*?)?;", re.M
+)
+
+
+def variables(text: str) -> set[str]:
+    """Variables of a file, outside functions, that can change."""
+    return set(_GLOBAL.findall(_SILENT.sub(" ", text)))
+
+
+def test_global_state_is_what_contributing_says() -> None:
+    assert variables("int a;\nstatic bn_x *b = 0;\nchar c[2] = {0};\nconst char *d;\nint f(int x);\n") == set("abcd")
+    assert not variables(
+        "static const int a = 1;\nconst bn_x b[] = {1};\nextern int c;\nint f(void) {\n    int d;\n}\n"
+    )
+    found = {(file, name) for file, text in texts("*.[ch]").items() for name in variables(text)}
+    pools = {("system/threads.c", "pools"), ("system/threads.c", "pools_lock")}
+    emulated = {("kernels/x86/tiles.h", "tile_file")}  # registers of a thread
+    assert found == pools | emulated | {("kernels/cpu.c", "bn_like_intel")}
+    said = " ".join((SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert "no global state except a list of its thread pools" in said and "whether the CPU is Intel's" in said
+
+
 FOLDERS = ("session", "", "file", "linear", "kernels", "system")
 """Each stands on those behind it; "" is the model, in runtime_c/src itself."""
 

@@ -35,7 +35,9 @@ typedef struct bn_kernels {
 int bn_kernels_select(bn_kernels *table, const char *isa);
 
 /* Whether x86 kernels use the memory and register strategies that suit Intel's cores rather than
- * AMD's. Results are the same bits either way, so tests set it. */
+ * AMD's. Set once, while the library is loaded, before any thread reads it: it is a property of the
+ * machine, and kernels, which are inlined into each other, do not know their table. Results are the
+ * same bits either way, so tests set it. */
 extern int bn_like_intel;
 
 void bn_kernels_scalar(bn_kernels *table);
