@@ -181,7 +181,8 @@ static void add_rows(pass *p) {
 static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *token) {
     bn_session *s = i->entry->session;
     const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, s->stack->config.vocab_size);
-    return bn_choose(s, w, &sampler, token, NULL);
+    const bn_prediction of = bn_prediction_of(s);
+    return bn_choose(&of, w, &sampler, token, NULL);
 }
 
 /* Keep the rows of a text up to the first guess that differs from the chosen token, or after which

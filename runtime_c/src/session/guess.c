@@ -59,19 +59,20 @@ static bn_status score(bn_guesses *const *who, int32_t n, bn_workspace *w) {
 static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
     const bn_session *s = t->session;
     const bn_stack *draft = s->stack->draft;
-    bn_session guesser = {.model = s->model,
-                          .stack = draft,
-                          .tokens = s->tokens,
-                          .position = s->position + 1 + t->n,
-                          .hidden = bn_trail_state(s, BN_TRAIL + 1),
-                          .logits = scores,
-                          .listed = s->listed,
-                          .ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS,
-                          .sampler_scratch = s->sampler_scratch,
-                          .seed = s->seed};
+    int32_t ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
+    const bn_prediction of = {.model = s->model,
+                              .stack = draft,
+                              .tokens = s->tokens,
+                              .position = s->position + 1 + t->n,
+                              .hidden = bn_trail_state(s, BN_TRAIL + 1),
+                              .logits = scores,
+                              .listed = s->listed,
+                              .ready = &ready,
+                              .sampler_scratch = s->sampler_scratch,
+                              .seed = s->seed};
     const double all = bn_log_sum(&s->model->kernels, scores, t->width);
     float own;
-    const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n], &own);
+    const bn_status status = bn_choose(&of, w, t->sampler, &t->tokens[t->n], &own);
     if (!status)
         t->confidences[t->n] = fminf(1.0f, bn_exp((float)((double)own - all)));
     return status;

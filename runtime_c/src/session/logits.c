@@ -9,17 +9,30 @@
 #include "head.h"
 #include "turn.h"
 
-void bn_load_hidden(const bn_session *s, bn_workspace *w) {
-    memcpy(w->x, s->hidden, s->stack->config.dim * sizeof *s->hidden);
+bn_prediction bn_prediction_of(bn_session *s) {
+    return (bn_prediction){.model = s->model,
+                           .stack = s->stack,
+                           .tokens = s->tokens,
+                           .position = s->position,
+                           .seed = s->seed,
+                           .hidden = s->hidden,
+                           .logits = s->logits,
+                           .ready = &s->ready,
+                           .listed = s->listed,
+                           .sampler_scratch = s->sampler_scratch};
 }
 
-bn_status bn_full_logits(bn_session *s, bn_workspace *w) {
-    if (s->ready == BN_READY_LOGITS)
+void bn_load_hidden(const bn_prediction *p, bn_workspace *w) {
+    memcpy(w->x, p->hidden, p->stack->config.dim * sizeof *p->hidden);
+}
+
+bn_status bn_full_logits(const bn_prediction *p, bn_workspace *w) {
+    if (*p->ready == BN_READY_LOGITS)
         return BN_OK;
-    bn_load_hidden(s, w);
-    const bn_status status = bn_head(s->model, s->stack, w, 1, s->logits);
+    bn_load_hidden(p, w);
+    const bn_status status = bn_head(p->model, p->stack, w, 1, p->logits);
     if (!status)
-        s->ready = BN_READY_LOGITS;
+        *p->ready = BN_READY_LOGITS;
     return status;
 }
 
@@ -29,7 +42,8 @@ const float *bn_session_logits(bn_session *s) {
         return NULL;
     if (s->ready == BN_READY_LOGITS)
         return s->logits;
-    const bn_status status = bn_full_logits(s, bn_turn_begin(s->model));
+    const bn_prediction p = bn_prediction_of(s);
+    const bn_status status = bn_full_logits(&p, bn_turn_begin(s->model));
     bn_turn_end(s->model);
     return status ? NULL : s->logits;
 }

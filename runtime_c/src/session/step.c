@@ -54,7 +54,8 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
                       .sampler = &behind,
                       .chosen = tokens + 1};
     bn_batch b = bn_batch_begin(s);
-    status = bn_choose(s, b.w, sampler, &token, NULL);
+    const bn_prediction of = bn_prediction_of(s);
+    status = bn_choose(&of, b.w, sampler, &token, NULL);
     if (n_draft > 0) { /* the engine makes no guesses of its own */
         entry.draft = draft + 1;
         entry.n_draft = !status && draft[0] == token ? bn_smaller(n_draft, most) - 1 : 0;
