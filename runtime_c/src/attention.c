@@ -92,12 +92,12 @@ static void scale(float *y, const float *x, float factor, size_t n) {
 /* Encode four queries at a time: of one row, or of several rows if each has only one per KV
  * head. */
 static void encode_queries(const bn_block *b, const float *x, size_t x_stride, const scratch *s) {
-    enum { TOGETHER = 4 };
+    enum { ENCODED_QUERIES = 4 };
     const size_t E = b->config->head_dim, step = b->group == 1 ? x_stride : E;
     const size_t n = b->group == 1 ? b->rows : b->group, all = b->rows * b->group;
-    int32_t sums[TOGETHER];
+    int32_t sums[ENCODED_QUERIES];
     for (size_t i = 0, rows; i < all; i += rows) {
-        rows = bn_min(n - i % n, TOGETHER);
+        rows = bn_min(n - i % n, ENCODED_QUERIES);
         const bn_quantizing a = {.q = s->codes + i * bn_q_row(E),
                                  .s = s->q_scale + i,
                                  .sums = sums,

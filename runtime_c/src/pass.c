@@ -8,7 +8,7 @@
 
 #include "linear/tiles.h"
 
-enum { TOGETHER = 4 }; /* rows normalized at a time, to be quantized while in the cache */
+enum { NORM_ROWS = 4 }; /* rows normalized at a time, to be quantized while in the cache */
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
     if (p->alone)
@@ -60,7 +60,7 @@ void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, con
         float *h = p->w->in.h + (keeps ? row : first) * wide;
         const float *x = from;
         size_t x_stride = stride;
-        rows = bn_min(end - row, TOGETHER);
+        rows = bn_min(end - row, NORM_ROWS);
         if (norm->gain)
             bn_norm_checked(p, norm, h, wide, x, x_stride, width, rows), x = h, x_stride = wide;
         for (size_t i = 0; i < rows && keeps && x != h; i++)
@@ -115,7 +115,7 @@ void bn_sum_rows(bn_pass *p, const bn_norm *after, size_t row, size_t n) {
     const int of_sum = (c->norm_flags & BN_RESIDUAL_NORM) != 0;
     for (size_t end = row + n, rows; row < end; row += rows) {
         float *y = p->w->y + row * D, *x = p->w->x + row * D;
-        rows = bn_min(end - row, TOGETHER);
+        rows = bn_min(end - row, NORM_ROWS);
         if (after->gain && !of_sum)
             bn_norm_checked(p, after, y, D, y, D, D, rows);
         p->m->kernels.vectors.add(x, y, c->residual_scale, rows * D);

@@ -8,9 +8,9 @@
 #include "adapter.h"
 #include "lookup.h"
 
-/* TOGETHER: panels that kernels multiply together if there are several rows; threads take no
+/* UNIT_PANELS: panels that kernels multiply together if there are several rows; threads take no
  * fewer. */
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, TOGETHER = 4 };
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, UNIT_PANELS = 4 };
 /* ALONE: weight bytes times rows; they take less than a microsecond, and waking threads more. */
 enum { ALONE = 1 << 16 };
 
@@ -23,7 +23,7 @@ typedef struct job {
 
 /* Panels of an item. A single row is no slower with one. */
 static size_t unit_of(const bn_group *g) {
-    return g->rows - g->done > 1 ? TOGETHER : 1;
+    return g->rows - g->done > 1 ? UNIT_PANELS : 1;
 }
 
 static void run_panels(void *context, int32_t thread, size_t item, size_t last) {

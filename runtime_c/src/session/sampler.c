@@ -157,11 +157,11 @@ static size_t cut(const float *weights, size_t n, double total, float top_p, flo
 
 /* --- Draw --- */
 
-enum { TOGETHER = 256 }; /* candidates whose noise is computed at once */
+enum { NOISE_BLOCK = 256 }; /* candidates whose noise is computed at once */
 
 static void noise_of(double *u, const candidate *c, size_t n, const bn_draw *draw,
                      const bn_kernels *kernels) {
-    uint32_t tokens[TOGETHER];
+    uint32_t tokens[NOISE_BLOCK];
     for (size_t i = 0; i < n; i++)
         tokens[i] = (uint32_t)c[i].token;
     kernels->vectors.noise(u, tokens, n, draw->seed, draw->position);
@@ -171,15 +171,15 @@ static void noise_of(double *u, const candidate *c, size_t n, const bn_draw *dra
  * be computed. */
 static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
                              const bn_draw *draw, const bn_kernels *kernels) {
-    double u[TOGETHER], soonest = INFINITY;
+    double u[NOISE_BLOCK], soonest = INFINITY;
     int32_t token = INT32_MAX;
     for (size_t i = 0; i < n; i++) {
-        if (i % TOGETHER == 0)
-            noise_of(u, c + i, bn_min(n - i, TOGETHER), draw, kernels);
+        if (i % NOISE_BLOCK == 0)
+            noise_of(u, c + i, bn_min(n - i, NOISE_BLOCK), draw, kernels);
         const double w = (double)weights[i];
-        if (1 - u[i % TOGETHER] > soonest * w)
+        if (1 - u[i % NOISE_BLOCK] > soonest * w)
             continue;
-        const double wait = -bn_log(u[i % TOGETHER]) / w;
+        const double wait = -bn_log(u[i % NOISE_BLOCK]) / w;
         if (wait < soonest || (wait == soonest && c[i].token < token)) {
             soonest = wait;
             token = c[i].token;

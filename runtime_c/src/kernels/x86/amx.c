@@ -26,7 +26,7 @@
 
 /* AVX-512-VNNI multiplies up to this many tokens */
 enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4 };
-enum { TOGETHER = 128 /* tokens at a time: their activations stay in L2 */ };
+enum { PASS_TOKENS = 128 /* at a time: their activations stay in L2 */ };
 
 /* acc (+)= products of T token tiles and a part of P panels. unpacked: an earlier block has
  * unpacked the codes. */
@@ -83,7 +83,7 @@ INLINE void multiply_panels(const bn_matmul *m, size_t row_bytes, size_t panel, 
     }
 }
 
-/* At most TOGETHER tokens. */
+/* At most PASS_TOKENS tokens. */
 static void multiply_tokens(const bn_matmul *m, size_t row_bytes) {
     _Alignas(64) uint8_t codes[CODES_SIZE];
     size_t p = 0;
@@ -96,7 +96,7 @@ static void multiply_tokens(const bn_matmul *m, size_t row_bytes) {
 }
 
 static size_t times_of(size_t tokens) {
-    return (tokens + TOGETHER - 1) / TOGETHER;
+    return (tokens + PASS_TOKENS - 1) / PASS_TOKENS;
 }
 
 /* The tokens of pass i of n. */

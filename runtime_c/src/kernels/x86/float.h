@@ -61,16 +61,16 @@ enum { QUANTIZE_ROWS = 4 };
 
 /* The largest |x| of each of R rows, at least 1e-5. A single row has four independent chains. */
 INLINE void most_of(float *most, const float *x, size_t stride, size_t n, const size_t R) {
-    enum { TOGETHER = 4 };
-    const size_t each = TOGETHER / R;
-    vec m[TOGETHER];
+    enum { CHAINS = 4 };
+    const size_t each = CHAINS / R;
+    vec m[CHAINS];
     size_t i = 0;
     UNROLL
-    for (size_t j = 0; j < TOGETHER; j++)
+    for (size_t j = 0; j < CHAINS; j++)
         m[j] = vec_set(1e-5f);
     for (; i + each * LANES <= n; i += each * LANES) {
         UNROLL
-        for (size_t j = 0; j < TOGETHER; j++)
+        for (size_t j = 0; j < CHAINS; j++)
             m[j] = vec_most(vec_abs(vec_load(x + j / each * stride + i + j % each * LANES)), m[j]);
     }
     for (; i < n; i += LANES) {

@@ -24,8 +24,8 @@
 #include "stream.h"
 
 enum {
-    TOGETHER = 4,   /* panels */
-    KEPT_TILES = 24 /* tiles of each whose codes are kept: 24 kB */
+    BLOCK_PANELS = 4, /* panels multiplied together */
+    KEPT_TILES = 24   /* tiles of each whose codes are kept: 24 kB */
 };
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
 
@@ -50,7 +50,7 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
     const bytes three = bytes_fill(3);
     const uint8_t *tile = w->tile, *next = w->next;
     const size_t stride = w->stride;
-    sums sum[6][TOGETHER];
+    sums sum[6][BLOCK_PANELS];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = sums_zero();
 #define LOAD(p, t) sum[t][p] = sums_load(acc + t * acc_stride + p * BN_PANEL);
 #define LOAD_ALL(t)                                                                                \
@@ -80,10 +80,10 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
         _mm_prefetch((const char *)next + p * stride, _MM_HINT_T0);
 #define CODES(p, f)                                                                                \
     const bytes codes##p =                                                                         \
-        from == FROM_KEPT ? bytes_load(kept + (f * TOGETHER + p) * sizeof(bytes))                  \
+        from == FROM_KEPT ? bytes_load(kept + (f * BLOCK_PANELS + p) * sizeof(bytes))              \
                           : bytes_and(bytes_shr(bytes_load(tile + p * stride), 2 * f), three);     \
     if (from == FROM_TILES_TO_KEEP)                                                                \
-        bytes_store(kept + (f * TOGETHER + p) * sizeof(bytes), codes##p);
+        bytes_store(kept + (f * BLOCK_PANELS + p) * sizeof(bytes), codes##p);
 #define FIELD(f)                                                                                   \
     { EACH_PANEL_AND(CODES, f) EACH_TOKEN_AND(TOKEN, f) }
         if (from != FROM_KEPT) {
@@ -94,7 +94,7 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
         FIELD(2)
         FIELD(3)
         tile += BN_TILE_BYTES, next += BN_TILE_BYTES;
-        kept += from == FROM_TILES ? 0 : 4 * TOGETHER * sizeof(bytes);
+        kept += from == FROM_TILES ? 0 : 4 * BLOCK_PANELS * sizeof(bytes);
 #undef FIELD
 #undef CODES
 #undef AHEAD
@@ -165,19 +165,19 @@ INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
 /* At least two tokens, in blocks of nearly equal size, and the first `panels` panels. Returns how
  * many panels are done: the largest multiple of four. */
 INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t panels, dot_fn *dot) {
-    _Alignas(64) uint8_t kept[KEPT_TILES * 4 * TOGETHER * sizeof(bytes)];
+    _Alignas(64) uint8_t kept[KEPT_TILES * 4 * BLOCK_PANELS * sizeof(bytes)];
     const size_t blocks = (m->tokens + 5) / 6;
     const int keeps = blocks > 1 && bn_like_intel;
     const size_t step = keeps ? KEPT_TILES : m->k_tiles;
     size_t p = 0;
-    for (; p + TOGETHER <= panels; p += TOGETHER)
+    for (; p + BLOCK_PANELS <= panels; p += BLOCK_PANELS)
         for (size_t k = 0; k < m->k_tiles; k += step) {
             const uint8_t *panel = m->tiles + p * m->panel_stride;
             const int last = k + step >= m->k_tiles;
             const four_panels w = {.tile = panel + k * BN_TILE_BYTES,
                                    .stride = m->panel_stride,
                                    .tiles = bn_min(step, m->k_tiles - k),
-                                   .next = last ? panel + TOGETHER * m->panel_stride
+                                   .next = last ? panel + BLOCK_PANELS * m->panel_stride
                                                 : panel + (k + step) * BN_TILE_BYTES,
                                    .more = k > 0};
             for (size_t b = 0; b < blocks; b++) {
