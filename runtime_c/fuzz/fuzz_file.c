@@ -26,7 +26,7 @@ static void guess(bn_model *model, bn_session *session) {
     float confidences[3];
     if (bn_session_append(session, (const int32_t[]){1}, 1, BN_LOGITS_LAST, NULL) == BN_OK) {
         (void)bn_session_guess(session, NULL, 1, 3, tokens, confidences, &n);
-        model->pace = (bn_pace){0}; /* so that guesses are worth it */
+        model->timings = (bn_timings){0}; /* so that guesses are worth it */
         (void)bn_session_step(session, NULL, NULL, 0, tokens, 3, &n);
     }
 }

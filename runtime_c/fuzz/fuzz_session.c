@@ -37,7 +37,7 @@ static void go_on(bn_session *s, uint64_t *random) {
     int32_t tokens[4], n, position = bn_session_position(s);
     const int32_t least = bn_session_rewind_least(s);
     CHECK(position >= 0 && position <= bn_session_context(s) && least <= position);
-    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    model->timings = (bn_timings){0}; /* so that guesses are worth it */
     (void)bn_session_step(s, &warm, draft, (int32_t)check_below(random, 2) * 4, tokens, 4, &n);
     (void)bn_session_guess(s, &warm, 1, 4, tokens, confidences, &n);
     (void)bn_session_append(s, text, 1 + (int32_t)check_below(random, 40), BN_LOGITS_LAST, NULL);
@@ -67,7 +67,7 @@ static void go_on_together(bn_session *a, bn_session *b, uint64_t *random) {
                            .n_tokens = 1 + (int32_t)check_below(random, 40),
                            .most = (int32_t)check_below(random, 4),
                            .chosen = chosen[1]}};
-    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    model->timings = (bn_timings){0}; /* so that guesses are worth it */
     (void)bn_step_batch(entries, 2);
     for (int i = 0; i < 2; i++)
         CHECK(entries[i].n_chosen >= 0 && entries[i].n_chosen <= entries[i].most &&

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache.h: the KV cache of one text, in blocks of positions. A block lies in the text's own arena,
- * or in that of another text with the same beginning: the two then share it, copy on write. Its
- * index is the same in both arenas.
+ * cache.h: the paged KV cache of one text, in blocks of positions. A block lies in the text's own
+ * arena, or in that of another text with the same beginning: the two then share it, copy on write.
+ * Its index is the same in both arenas.
  */
 #ifndef BITNET_CACHE_H
 #define BITNET_CACHE_H

@@ -12,7 +12,7 @@
 #include "bitnet_runtime.h"
 #include "file/file.h"
 #include "kernels/kernels.h"
-#include "pace.h"
+#include "speculation.h"
 #include "stack.h"
 #include "system/threads.h"
 
@@ -31,7 +31,7 @@ struct bn_model {
     atomic_size_t n_sessions;
     atomic_size_t users; /* the opener, until it closes the model, and each session */
     bn_budget budget;    /* of the sessions' caches */
-    bn_pace pace;        /* owned by whoever has the turn */
+    bn_timings timings;  /* owned by whoever has the turn */
 };
 
 /* Whether the model takes texts; images. */

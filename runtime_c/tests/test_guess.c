@@ -196,7 +196,7 @@ static int32_t count_steps(bn_session *s, const bn_sampler *sampler, const int32
                            int32_t n, int32_t most) {
     int32_t tokens[32], steps = 0;
     for (int32_t done = 0, made; done < n; done += made, steps++) {
-        model->pace = (bn_pace){0}; /* so that guesses are worth it */
+        model->timings = (bn_timings){0}; /* so that guesses are worth it */
         ok(bn_session_step(s, sampler, NULL, 0, tokens, most < n - done ? most : n - done, &made));
         CHECK(made >= 1 && made <= most && made <= n - done);
         CHECK(memcmp(tokens, expected + done, (size_t)made * sizeof *tokens) == 0);
@@ -231,7 +231,7 @@ static void test_edges(void) {
     CHECK_EQ(guess(s, NULL).n, 0);
     append(s, 0, 17);
     CHECK_EQ(guess(s, NULL).n, 2);
-    model->pace = (bn_pace){0};
+    model->timings = (bn_timings){0};
     ok(bn_session_step(s, &samplers[2], NULL, 0, tokens, 8, &n));
     CHECK(n <= 3);
     ok(bn_session_rewind(s, 10));
@@ -301,74 +301,74 @@ static void test_window(void) {
 }
 
 /* A pass of 1, 2 and 3 rows takes 1, 1.1 and 1.5 seconds, and so on; a round of guesses a tenth. */
-static void test_pace(void) {
+static void test_draft_budget(void) {
     static const double seconds[] = {1.0, 1.1, 1.5, 1.9, 2.3};
-    bn_pace pace = {0};
-    bn_luck good = {0}, bad = {0};
+    bn_timings timings = {0};
+    bn_draft_stats good = {0}, bad = {0};
     for (int i = 0; i < 20; i++) {
         for (int32_t rows = 1; rows <= 5; rows++)
-            bn_pace_note(pace.pass, rows, seconds[rows - 1]);
+            bn_note_time(timings.pass, rows, seconds[rows - 1]);
         for (int32_t texts = 1; texts <= 2; texts++)
-            bn_pace_note(pace.round, texts, 0.1);
-        bn_luck_note(&good, 0.8, 1);
-        bn_luck_note(&bad, 0.8, 0);
+            bn_note_time(timings.draft_round, texts, 0.1);
+        bn_draft_note(&good, 0.8, 1);
+        bn_draft_note(&bad, 0.8, 0);
     }
-    const double likely = bn_luck_share(&good), gains[] = {likely, likely, 0.01};
-    double path = 1;
-    bn_outlook alone = {.rows = 1, .most = 5, .tokens = 1};
-    CHECK_EQ(bn_pace_round(&pace, &alone, gains, 1), 1);
-    CHECK(!bn_pace_take(&pace, &good, &alone, &path, 0.05)); /* a row for a gain of a twentieth of a
-                                                              * token */
-    CHECK(bn_pace_take(&pace, &good, &alone, &path, 0.9));
-    CHECK(alone.rows == 2 && alone.tokens > 1.8 && path > 0.8 && path <= 1);
-    alone.guessing = 0.1;
-    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 1); /* tokens per second: 1.6, then 1.7 */
+    const double likely = bn_acceptance_rate(&good), probabilities[] = {likely, likely, 0.01};
+    double joint = 1;
+    bn_draft_budget alone = {.rows = 1, .most = 5, .tokens = 1};
+    CHECK_EQ(bn_plan_round(&timings, &alone, probabilities, 1), 1);
+    CHECK(!bn_draft_take(&timings, &good, &alone, &joint, 0.05)); /* a row for a gain of a
+                                                                   * twentieth of a token */
+    CHECK(bn_draft_take(&timings, &good, &alone, &joint, 0.9));
+    CHECK(alone.rows == 2 && alone.tokens > 1.8 && joint > 0.8 && joint <= 1);
+    alone.drafting = 0.1;
+    CHECK_EQ(bn_plan_round(&timings, &alone, &joint, 1), 1); /* tokens per second: 1.6, then 1.7 */
     alone.most = 2;
-    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 0); /* no row is left */
+    CHECK_EQ(bn_plan_round(&timings, &alone, &joint, 1), 0); /* no row is left */
 
     /* With other texts in the pass a row costs more: neither one guess nor two are worth their
      * round. If the third row is as fast as the second, two are. */
-    bn_outlook two = {.rows = 2, .most = 5, .tokens = 2};
+    bn_draft_budget two = {.rows = 2, .most = 5, .tokens = 2};
     const double few[] = {0.6, 0.6};
-    CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 0);
-    pace.pass[2] = pace.pass[3] = 1.3;
-    CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 2);
-    CHECK_EQ(bn_pace_round(&pace, &two, gains, 3), 2);
-    bn_pace_note(pace.pass, 5, 1.2); /* so fewer rows cannot take longer */
-    CHECK(pace.pass[4] <= 1.2 && pace.pass[2] <= 1.2 && pace.pass[0] <= 1.0);
+    CHECK_EQ(bn_plan_round(&timings, &two, few, 2), 0);
+    timings.pass[2] = timings.pass[3] = 1.3;
+    CHECK_EQ(bn_plan_round(&timings, &two, few, 2), 2);
+    CHECK_EQ(bn_plan_round(&timings, &two, probabilities, 3), 2);
+    bn_note_time(timings.pass, 5, 1.2); /* so fewer rows cannot take longer */
+    CHECK(timings.pass[4] <= 1.2 && timings.pass[2] <= 1.2 && timings.pass[0] <= 1.0);
     int32_t tried = 0;
     for (int i = 0; i < 640; i++)
-        tried += bn_luck_try(&bad);
+        tried += bn_draft_retry(&bad);
     CHECK_EQ(tried, 10);
 }
 
 /* A round takes 0.1 seconds, a row of keeping up 0.01; a pass of two rows takes 0.2 seconds more
  * than one of one row. */
 static void test_account(void) {
-    bn_pace pace = {.pass = {1, 1.2}, .round = {0.1}, .keep = 0.01};
-    bn_luck wrong = {0}, right = {0}, idle = {0}, next = {0};
+    bn_timings timings = {.pass = {1, 1.2}, .draft_round = {0.1}, .catch_up = 0.01};
+    bn_draft_stats wrong = {0}, right = {0}, idle = {0}, next = {0};
     int32_t passes = 0, rows = 0;
-    for (; !bn_luck_is_out(&wrong, &pace); passes++) {
-        bn_luck_round(&wrong, &pace, 1);
-        bn_luck_settle(&wrong, &pace, 1, 2, 1, 0);
+    for (; !bn_draft_given_up(&wrong, &timings); passes++) {
+        bn_charge_round(&wrong, &timings, 1);
+        bn_draft_settle(&wrong, &timings, 1, 2, 1, 0);
     }
-    CHECK(passes == 14 && pace.doubted); /* a credit of 4 seconds */
-    for (; !bn_luck_is_out(&idle, &pace); rows += 16)
-        bn_luck_keep(&idle, &pace, 16);
+    CHECK(passes == 14 && timings.doubted); /* a credit of 4 seconds */
+    for (; !bn_draft_given_up(&idle, &timings); rows += 16)
+        bn_charge_catch_up(&idle, &timings, 16);
     CHECK_EQ(rows, 112); /* the next text's credit is 1 second */
     for (int i = 0; i < 1000; i++) {
-        bn_luck_round(&right, &pace, 1);
-        bn_luck_settle(&right, &pace, 1, 2, 1, 1);
+        bn_charge_round(&right, &timings, 1);
+        bn_draft_settle(&right, &timings, 1, 2, 1, 1);
     }
-    CHECK(!bn_luck_is_out(&right, &pace) && !pace.doubted);
-    for (passes = 0; !bn_luck_is_out(&right, &pace); passes++) {
-        bn_luck_round(&right, &pace, 1);
-        bn_luck_settle(&right, &pace, 1, 2, 1, 0);
+    CHECK(!bn_draft_given_up(&right, &timings) && !timings.doubted);
+    for (passes = 0; !bn_draft_given_up(&right, &timings); passes++) {
+        bn_charge_round(&right, &timings, 1);
+        bn_draft_settle(&right, &timings, 1, 2, 1, 0);
     }
     CHECK(passes < 30); /* although it was right a thousand times */
-    bn_luck_keep(&next, &pace, 1);
-    CHECK(!bn_luck_is_out(&next, &pace));
-    CHECK(!bn_luck_is_out(&wrong, &(bn_pace){0})); /* no times are known */
+    bn_charge_catch_up(&next, &timings, 1);
+    CHECK(!bn_draft_given_up(&next, &timings));
+    CHECK(!bn_draft_given_up(&wrong, &(bn_timings){0})); /* no times are known */
 }
 
 /* Words of the draft's record that the engine refuses, and their messages. */
@@ -410,7 +410,7 @@ int main(void) {
     test_tokens_are_the_same();
     test_edges();
     test_window();
-    test_pace();
+    test_draft_budget();
     test_account();
     test_refusals();
     end();

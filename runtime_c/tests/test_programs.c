@@ -133,7 +133,7 @@ static void step(mirror *m, uint64_t *random) {
     bn_session_seed(m->s, (uint64_t)seed);
     const int32_t guesses =
         find_guesses(m->s, NULL, 0, sampler, seed, draft, (int32_t)check_below(random, 9), random);
-    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    model->timings = (bn_timings){0}; /* so that guesses are worth it */
     if (!done(bn_session_step(m->s, sampler, draft, guesses, tokens, 8, &n), m, m->n, random))
         return;
     long_ones[sampler - samplers] += n > 1 && guesses == 0;
@@ -254,7 +254,7 @@ static void pass(uint64_t *random) {
         }
     if (n == 0)
         return;
-    model->pace = (bn_pace){0};
+    model->timings = (bn_timings){0};
     const bn_status status = bn_step_batch(entries, n);
     bn_status first = BN_OK;
     for (int32_t i = 0; i < n; i++) {

@@ -44,7 +44,7 @@ static void check_place(const bn_repeats *r, const int32_t *tokens, int32_t n) {
 /* Texts of few different tokens, processed in pieces of random lengths, and cut. */
 static void test_places(void) {
     int32_t tokens[LONG + MOST];
-    double gains[MOST];
+    double probabilities[MOST];
     for (uint64_t seed = 0; seed < 12; seed++) {
         uint64_t random = seed;
         bn_repeats r = {0};
@@ -54,10 +54,11 @@ static void test_places(void) {
             check_place(&r, tokens, n);
             int32_t behind[MOST];
             memcpy(behind, tokens + n, sizeof behind);
-            const int32_t guesses = bn_repeats_guess(&r, tokens, n, MOST, gains);
+            const int32_t guesses = bn_repeats_guess(&r, tokens, n, MOST, probabilities);
             for (int32_t i = 0; i < guesses; i++) {
                 CHECK(tokens[n + i] == tokens[n + i - r.back] && tokens[n + i] != BN_NO_TOKEN);
-                CHECK(gains[i] > 0 && gains[i] <= (i > 0 ? gains[i - 1] : 1));
+                CHECK(probabilities[i] > 0 &&
+                      probabilities[i] <= (i > 0 ? probabilities[i - 1] : 1));
             }
             memcpy(tokens + n, behind, sizeof behind);
             if (check_below(&random, 10) == 0)
@@ -69,20 +70,20 @@ static void test_places(void) {
 /* A text in a loop promises a whole piece, noise next to nothing. */
 static void test_promises(void) {
     int32_t tokens[LONG + MOST];
-    double gains[MOST];
+    double probabilities[MOST];
     bn_repeats r = {0};
     for (int32_t i = 0; i < LONG; i++)
         tokens[i] = i % 5;
     for (int32_t n = 1; n <= 100; n++)
         bn_repeats_see(&r, tokens, n);
-    CHECK_EQ(bn_repeats_guess(&r, tokens, 100, MOST, gains), MOST);
-    CHECK(r.back == 5 && gains[MOST - 1] > 0.7);
+    CHECK_EQ(bn_repeats_guess(&r, tokens, 100, MOST, probabilities), MOST);
+    CHECK(r.back == 5 && probabilities[MOST - 1] > 0.7);
     for (int32_t i = 0; i < MOST; i++)
         CHECK_EQ(tokens[100 + i], i % 5);
     draw(tokens, LONG, 5, 3);
     bn_repeats_see(&r, tokens, LONG);
-    const int32_t found = bn_repeats_guess(&r, tokens, LONG, MOST, gains);
-    CHECK(found == 0 || gains[0] < 0.5);
+    const int32_t found = bn_repeats_guess(&r, tokens, LONG, MOST, probabilities);
+    CHECK(found == 0 || probabilities[0] < 0.5);
     bn_repeats new = {0};
     bn_repeats_see(&new, tokens, LONG); /* the end of a prompt is learned at once */
     double offered = 0;
@@ -104,7 +105,7 @@ static int32_t count_steps(bn_session *s) {
             ok(bn_session_step(single, &constant, NULL, 0, &token, 1, &one));
             CHECK_EQ(token, tokens[i]);
         }
-        model->pace = (bn_pace){0}; /* so that guesses are worth it */
+        model->timings = (bn_timings){0}; /* so that guesses are worth it */
     }
     CHECK(memcmp(bn_session_logits(s), bn_session_logits(single), VOCAB * sizeof(float)) == 0);
     bn_session_free(single);
@@ -129,7 +130,8 @@ static void test_the_draft_keeps_up(void) {
     float sure[MOST], as_sure[MOST];
     bn_session *s = session(TEXT, 128, BN_KV_F16), *fresh = session(TEXT, 128, BN_KV_F16);
     ok(bn_session_append(s, text, PROMPT, BN_LOGITS_LAST, NULL));
-    s->luck = (bn_luck){.offered = 30, .right = 3}; /* so that repetitions promise more */
+    s->draft_stats =
+        (bn_draft_stats){.verified = 30, .accepted = 3}; /* so that repetitions promise more */
     CHECK(count_steps(s) < NEW / 4);
     ok(bn_session_append(fresh, bn_session_tokens(s), bn_session_position(s), BN_LOGITS_LAST,
                          NULL));
@@ -145,31 +147,31 @@ static void test_the_draft_keeps_up(void) {
  * draft is right 3 times out of 4 and takes half a pass per guess. */
 static void test_what_is_worth_it(void) {
     bn_session *s = session(TEXT, 128, BN_KV_F16);
-    const bn_outlook alone = {.rows = 1, .most = MOST, .tokens = 1};
+    const bn_draft_budget alone = {.rows = 1, .most = MOST, .tokens = 1};
     int32_t tokens[PROMPT];
     for (int32_t i = 0; i < PROMPT; i++)
         tokens[i] = i % 5;
     ok(bn_session_append(s, tokens, PROMPT, BN_LOGITS_LAST, NULL));
     for (int slow = 0; slow < 2; slow++) {
-        bn_outlook pass = alone;
-        model->pace = (bn_pace){.pass = {1, slow ? 2 : 1.5, 9}, .round = {0.5}};
-        CHECK_EQ(bn_repeats_offer(s, 0, MOST - 1, &pass), !slow);
+        bn_draft_budget pass = alone;
+        model->timings = (bn_timings){.pass = {1, slow ? 2 : 1.5, 9}, .draft_round = {0.5}};
+        CHECK_EQ(bn_repeats_draft(s, 0, MOST - 1, &pass), !slow);
         CHECK(pass.rows == 2 - slow && pass.tokens > 1.8 - 0.8 * slow - 1e-9 && pass.tokens <= 2);
     }
     int32_t tried = 0;
     for (int32_t i = 0; i < 256; i++) {
-        bn_outlook pass = alone;
-        tried += bn_repeats_offer(s, 0, MOST - 1, &pass) > 1;
+        bn_draft_budget pass = alone;
+        tried += bn_repeats_draft(s, 0, MOST - 1, &pass) > 1;
     }
     CHECK_EQ(tried, 2);
     /* Repetitions are wrong half of the time: then the draft's guess, although it takes longer, is
      * better, unless it takes a whole pass. */
-    bn_outlook pass = alone;
+    bn_draft_budget pass = alone;
     for (int32_t i = 0; i < BN_REPEATS; i++)
         s->repeats.offered[i] = 20, s->repeats.right[i] = 10;
     for (int slow = 0; slow < 2; slow++) {
-        model->pace = (bn_pace){.pass = {1, 1.1, 9}, .round = {slow ? 1 : 0.01}};
-        const int32_t n = bn_repeats_offer(s, 0, MOST - 1, &pass);
+        model->timings = (bn_timings){.pass = {1, 1.1, 9}, .draft_round = {slow ? 1 : 0.01}};
+        const int32_t n = bn_repeats_draft(s, 0, MOST - 1, &pass);
         CHECK_EQ(n, slow || !kind.draft);
         pass = alone;
     }

@@ -4,11 +4,11 @@
  */
 #include "advance.h"
 
+#include "backlog.h"
 #include "choose.h"
 #include "guess.h"
 #include "repeats.h"
 #include "sampler.h"
-#include "trail.h"
 
 /* The part of one text in a pass. */
 typedef struct item {
@@ -19,15 +19,17 @@ typedef struct item {
     size_t row; /* first row in the batch */
 } item;
 
+/* One iteration of continuous batching: pieces of prompts, and tokens with guesses of what follows,
+ * which are the draft tokens of speculative decoding. */
 typedef struct pass {
     bn_batch *b;
     item items[BN_GUESSERS];
     int32_t n;
-    size_t rows;   /* of known tokens */
-    size_t scored; /* of these, those after which a token is chosen at once */
-    int step;      /* 1: for bn_session_step, keep only right guesses */
-    int32_t sure;  /* rows of texts that choose a token, including the callers' guesses */
-    bn_outlook outlook;
+    size_t rows;       /* of known tokens */
+    size_t scored;     /* of these, those after which a token is chosen at once */
+    int step;          /* 1: for bn_session_step, keep only right guesses */
+    int32_t base_rows; /* rows of texts that choose a token, including the callers' guesses */
+    bn_draft_budget budget;
 } pass;
 
 /* Whether its rows produce scores. Otherwise it is a piece of a prompt, whose logits, if needed,
@@ -112,15 +114,15 @@ static int may_guess(const item *i) {
 
 /* Guess where the text repeats itself. Returns whether it should be guessed by the draft instead,
  * together with other texts. */
-static int take_own(item *i, bn_outlook *outlook) {
+static int take_own(item *i, bn_draft_budget *budget) {
     bn_entry *entry = i->entry;
     bn_session *s = entry->session;
-    const int32_t most = bn_smaller(most_guesses(entry, outlook->most - outlook->rows), BN_GUESSES);
+    const int32_t most = bn_smaller(most_guesses(entry, budget->most - budget->rows), BN_GUESSES);
     if (most < 1 || bn_session_reserve(s, 1 + most))
         return 0;
-    if (bn_luck_is_out(&s->luck, &s->model->pace))
-        s->trailing = 0; /* stop keeping up, which takes time too */
-    i->n = bn_repeats_offer(s, *entry->tokens, most, outlook);
+    if (bn_draft_given_up(&s->draft_stats, &s->model->timings))
+        s->pending = 0; /* stop keeping up, which takes time too */
+    i->n = bn_repeats_draft(s, *entry->tokens, most, budget);
     i->guesses = s->tokens + s->position + 1;
     i->own = (bn_guesses){
         .session = s, .sampler = entry->sampler, .token = *entry->tokens, .most = most};
@@ -135,17 +137,17 @@ static void guess(pass *p) {
     for (item *i = p->items; i < p->items + p->n; i++)
         if (is_scored(i->entry))
             take_callers(i, &room);
-    p->sure = (int32_t)p->scored + room_of(p) - room;
-    p->outlook = (bn_outlook){.rows = p->sure,
-                              .most = bn_smaller(p->sure + room, BN_PACE_ROWS),
-                              .tokens = (double)p->scored};
+    p->base_rows = (int32_t)p->scored + room_of(p) - room;
+    p->budget = (bn_draft_budget){.rows = p->base_rows,
+                                  .most = bn_smaller(p->base_rows + room, BN_TIMED_ROWS),
+                                  .tokens = (double)p->scored};
     for (item *i = p->items; i < p->items + p->n; i++)
-        if (may_guess(i) && take_own(i, &p->outlook)) {
+        if (may_guess(i) && take_own(i, &p->budget)) {
             of[n] = i;
             texts[n++] = &i->own;
         }
     if (n > 0)
-        bn_guess(texts, n, p->b->w, &p->outlook);
+        bn_guess(texts, n, p->b->w, &p->budget);
     for (int32_t j = 0; j < n; j++) {
         of[j]->guesses = of[j]->own.tokens;
         of[j]->n = of[j]->own.n;
@@ -155,8 +157,8 @@ static void guess(pass *p) {
 /* Rows that produce scores come first (row.h). */
 static void add_rows(pass *p) {
     for (item *i = p->items; i < p->items + p->n; i++)
-        bn_trail_begin(i->entry->session, p->b->w, bn_count_tokens(i->entry) + i->n,
-                       *tokens_of(i->entry));
+        bn_backlog_begin(i->entry->session, p->b->w, bn_count_tokens(i->entry) + i->n,
+                         *tokens_of(i->entry));
     for (int scored = 1; scored >= 0; scored--)
         for (item *i = p->items; i < p->items + p->n; i++) {
             const bn_entry *entry = i->entry;
@@ -219,7 +221,7 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
 /* Finish a piece of a prompt, which has no guesses. */
 static void end_piece(pass *p, item *i) {
     bn_entry *entry = i->entry;
-    bn_trail_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
+    bn_backlog_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
     if (entry->most > 0)
         entry->status = choose(i, p->b->w, 0, entry->chosen);
     entry->n_chosen = entry->most > 0 && !entry->status;
@@ -228,10 +230,11 @@ static void end_piece(pass *p, item *i) {
 /* Record the outcome of the draft's guesses. */
 static void learn(const pass *p, const item *i, int32_t start) {
     bn_session *s = i->entry->session;
-    const int32_t right = s->position - start - 1;
-    bn_luck_settle(&s->luck, &s->model->pace, p->sure, p->outlook.rows, i->own.n, right);
-    for (int32_t g = 0; g < i->own.n && g <= right; g++)
-        bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
+    const int32_t accepted = s->position - start - 1;
+    bn_draft_settle(&s->draft_stats, &s->model->timings, p->base_rows, p->budget.rows, i->own.n,
+                    accepted);
+    for (int32_t g = 0; g < i->own.n && g <= accepted; g++)
+        bn_draft_note(&s->draft_stats, (double)i->own.confidences[g], g < accepted);
 }
 
 static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
@@ -294,7 +297,7 @@ int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
         if (!is_scored(i->entry))
             end_piece(&p, i);
     if (p.scored == p.rows)
-        bn_pace_note(entries->session->model->pace.pass, (int32_t)b->n,
-                     bn_seconds() - begin - p.outlook.guessing);
+        bn_note_time(entries->session->model->timings.pass, (int32_t)b->n,
+                     bn_seconds() - begin - p.budget.drafting);
     return taken;
 }

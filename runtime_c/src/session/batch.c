@@ -7,11 +7,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "backlog.h"
 #include "forward.h"
 #include "head.h"
 #include "screen.h"
 #include "session.h"
-#include "trail.h"
 #include "turn.h"
 
 bn_batch bn_batch_begin(const bn_session *s) {
@@ -126,7 +126,7 @@ void bn_batch_take(const bn_batch *b, size_t row) {
     const size_t V = b->stack->config.vocab_size;
     bn_session *s = b->w->rows[row].session;
     keep_hidden(b, row);
-    bn_trail_add(s, b->w->rows[row].position, s->hidden);
+    bn_backlog_add(s, b->w->rows[row].position, s->hidden);
     memcpy(s->logits, b->w->scores + row * V, V * sizeof *s->logits);
     s->ready = bn_head_screens(b->stack) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
 }
@@ -244,12 +244,12 @@ static bn_status run_block(bn_session *s, run *r, int32_t end, int32_t together)
         const int follows = r->each != BN_WANT_POOLED && r->each != BN_WANT_PROBABILITY;
         s->cache.prefix = together ? (size_t)end : s->cache.prefix;
         if (follows)
-            bn_trail_begin(s, b.w, n, r->text->tokens ? r->text->tokens[r->at] : BN_NO_TOKEN);
+            bn_backlog_begin(s, b.w, n, r->text->tokens ? r->text->tokens[r->at] : BN_NO_TOKEN);
         while (r->at < end)
             add_row(&b, s, r);
         status = bn_batch_run(&b);
         if (!status && follows)
-            bn_trail_end(s, b.w, 0, n);
+            bn_backlog_end(s, b.w, 0, n);
     }
     bn_batch_end(&b);
     return status;

@@ -10,12 +10,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "backlog.h"
 #include "choose.h"
 #include "forward.h"
 #include "head.h"
 #include "sampler.h"
 #include "screen.h"
-#include "trail.h"
 #include "turn.h"
 
 /* How many tokens of the vocabulary may be guessed: a quarter of a large one, as its sketch is most
@@ -64,7 +64,7 @@ static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
                               .stack = draft,
                               .tokens = s->tokens,
                               .position = s->position + 1 + t->n,
-                              .hidden = bn_trail_state(s, BN_TRAIL + 1),
+                              .hidden = bn_backlog_state(s, BN_BACKLOG + 1),
                               .logits = scores,
                               .listed = s->listed,
                               .ready = &ready,
@@ -100,30 +100,31 @@ static void sample_all(bn_guesses *const *who, int32_t n, bn_workspace *w) {
         who[0]->status = sample(who[0], w, w->scores);
 }
 
-/* Add the rows of a round; before the first guess of a text, those of its trail. */
+/* Add the rows of a round; before the first guess of a text, those of its backlog. */
 static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     size_t rows = 0;
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
-        const int32_t more = s->trailing > 0 ? s->trailing : 1;
-        if (s->trailing > 0)
-            bn_trail_rows(w, rows, s, s->drafted, more, s->trail);
+        const int32_t more = s->pending > 0 ? s->pending : 1;
+        if (s->pending > 0)
+            bn_backlog_rows(w, rows, s, s->drafted, more, s->backlog);
         else
-            bn_trail_rows(w, rows, s, s->position + who[i]->n - 1, 1, bn_trail_state(s, BN_TRAIL));
+            bn_backlog_rows(w, rows, s, s->position + who[i]->n - 1, 1,
+                            bn_backlog_state(s, BN_BACKLOG));
         rows += (size_t)more;
         who[i]->row = rows - 1;
     }
     return rows;
 }
 
-/* If the trails do not all fit, the draft takes all but the last row of each beforehand. */
+/* If the backlogs do not all fit, the draft takes all but the last row of each beforehand. */
 static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     size_t rows = 0;
     for (int32_t i = 0; i < n; i++)
-        rows += (size_t)who[i]->session->trailing;
+        rows += (size_t)who[i]->session->pending;
     for (int32_t i = 0; i < n && rows > w->batch; i++)
-        if (who[i]->session->trailing > 1)
-            bn_trail_take(who[i]->session, w, 1);
+        if (who[i]->session->pending > 1)
+            bn_backlog_take(who[i]->session, w, 1);
 }
 
 /* Save the resulting state of each text, and move it to the first rows. */
@@ -131,13 +132,13 @@ static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
         const size_t D = s->stack->config.dim;
-        float *hidden = bn_trail_state(s, BN_TRAIL + 1);
+        float *hidden = bn_backlog_state(s, BN_BACKLOG + 1);
         memcpy(hidden, w->x + who[i]->row * D, D * sizeof *hidden);
         memcpy(w->x + (size_t)i * D, hidden, D * sizeof *hidden);
-        if (s->trailing > 0) { /* its last state stays in the trail's memory (bn_session_guess) */
-            bn_trail_shorten(s, 1);
+        if (s->pending > 0) { /* its last state stays in the backlog's memory (bn_session_guess) */
+            bn_backlog_shorten(s, 1);
             s->drafted++;
-            s->trailing = 0;
+            s->pending = 0;
         }
     }
 }
@@ -158,26 +159,27 @@ static bn_status guess_once(bn_guesses *const *who, int32_t n, bn_workspace *w) 
     return score(who, n, w);
 }
 
-static double gain(const bn_guesses *t) {
-    return t->path * bn_luck_share(&t->session->luck);
+static double joint_acceptance(const bn_guesses *t) {
+    return t->joint * bn_acceptance_rate(&t->session->draft_stats);
 }
 
 /* Move the texts that get one more guess to the front. Returns how many. */
-static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn_outlook *pass) {
-    double gains[BN_GUESSERS];
-    for (int32_t i = 1; i < n; i++) /* sort by descending gain */
-        for (int32_t j = i; j > 0 && gain(who[j]) > gain(who[j - 1]); j--) {
+static int32_t decide(bn_guesses **who, int32_t n, const bn_timings *timings,
+                      const bn_draft_budget *budget) {
+    double probabilities[BN_GUESSERS];
+    for (int32_t i = 1; i < n; i++) /* sort by descending probability */
+        for (int32_t j = i; j > 0 && joint_acceptance(who[j]) > joint_acceptance(who[j - 1]); j--) {
             bn_guesses *t = who[j];
             who[j] = who[j - 1];
             who[j - 1] = t;
         }
     for (int32_t i = 0; i < n; i++)
-        gains[i] = gain(who[i]);
-    int32_t more = bn_pace_round(pace, pass, gains, n);
+        probabilities[i] = joint_acceptance(who[i]);
+    int32_t more = bn_plan_round(timings, budget, probabilities, n);
     for (int32_t i = 0; i < more; i++)
-        who[i]->session->luck.rests = 0;
-    for (int32_t i = more; i < n && pass->rows + more < pass->most; i++)
-        if (who[i]->n == 0 && bn_luck_try(&who[i]->session->luck)) {
+        who[i]->session->draft_stats.rests = 0;
+    for (int32_t i = more; i < n && budget->rows + more < budget->most; i++)
+        if (who[i]->n == 0 && bn_draft_retry(&who[i]->session->draft_stats)) {
             bn_guesses *t = who[i];
             who[i] = who[more];
             who[more++] = t;
@@ -186,65 +188,65 @@ static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn
 }
 
 /* Whether a text continues after its latest guess. */
-static int take_guess(bn_guesses *t, bn_outlook *pass) {
+static int take_guess(bn_guesses *t, bn_draft_budget *budget) {
     bn_session *s = t->session;
     const size_t D = s->stack->config.dim;
     if (t->status)
         return 0;
     s->tokens[s->position + 1 + t->n] = t->tokens[t->n];
-    if (pass &&
-        !bn_pace_take(&s->model->pace, &s->luck, pass, &t->path, (double)t->confidences[t->n]))
+    if (budget && !bn_draft_take(&s->model->timings, &s->draft_stats, budget, &t->joint,
+                                 (double)t->confidences[t->n]))
         return 0;
     t->n++;
-    bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, bn_trail_state(s, BN_TRAIL),
-                bn_trail_state(s, BN_TRAIL + 1), D);
+    bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, bn_backlog_state(s, BN_BACKLOG),
+                bn_backlog_state(s, BN_BACKLOG + 1), D);
     return t->n < t->most;
 }
 
 int bn_can_guess(const bn_session *s) {
-    return bn_trail_follows(s, s->position) && s->trailing > 0;
+    return bn_backlog_follows(s, s->position) && s->pending > 0;
 }
 
 static int can_begin(bn_guesses *t) {
     bn_session *s = t->session;
-    t->path = 1;
+    t->joint = 1;
     s->tokens[s->position] = t->token;
     t->width = width_of(s, s->position + 1);
     return bn_can_guess(s) && t->most > 0;
 }
 
 /* Charge a round of n texts, and keeping up for those that start with it. */
-static void charge(bn_guesses *const *who, int32_t n, const bn_pace *pace) {
+static void charge(bn_guesses *const *who, int32_t n, const bn_timings *timings) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
-        bn_luck_round(&s->luck, pace, n);
-        bn_luck_keep(&s->luck, pace, s->trailing > 1 ? s->trailing - 1 : 0);
+        bn_charge_round(&s->draft_stats, timings, n);
+        bn_charge_catch_up(&s->draft_stats, timings, s->pending > 1 ? s->pending - 1 : 0);
     }
 }
 
-void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass) {
+void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget) {
     bn_guesses *who[BN_GUESSERS];
     int32_t going = 0;
     for (int32_t i = 0; i < n && going < (int32_t)w->score_rows; i++)
         if (can_begin(texts[i]))
             who[going++] = texts[i];
     for (int32_t in; going > 0; going = in) {
-        bn_pace *pace = &who[0]->session->model->pace;
+        bn_timings *timings = &who[0]->session->model->timings;
         const double begin = bn_seconds();
-        going = pass ? decide(who, going, pace, pass) : going;
+        going = budget ? decide(who, going, timings, budget) : going;
         in = 0;
-        if (pass)
-            charge(who, going, pace);
+        if (budget)
+            charge(who, going, timings);
         if (going < 1 || guess_once(who, going, w))
             return;
         sample_all(who, going, w);
         for (int32_t i = 0; i < going; i++)
-            if (take_guess(who[i], pass))
+            if (take_guess(who[i], budget))
                 who[in++] = who[i];
-        if (!pass)
+        if (!budget)
             continue;
-        pass->guessing += bn_seconds() - begin;
-        bn_pace_note(pace->round, going, bn_seconds() - begin);
+        budget->drafting += bn_seconds() - begin;
+        bn_note_time(timings->draft_round, going, bn_seconds() - begin);
     }
 }
 
@@ -254,7 +256,7 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
     if (!s || !guesses || !confidences || !n || most < 0)
         return BN_ERR_ARGUMENT;
     bn_status status = bn_check_tokens(s, &token, 1);
-    const int32_t trailing = s->trailing;
+    const int32_t pending = s->pending;
     const int32_t room = bn_smaller(s->n_ctx - s->position - 1, bn_smaller(s->batch, BN_GUESSES));
     bn_guesses g = {
         .session = s, .sampler = sampler, .token = token, .most = bn_smaller(most, room)};
@@ -274,9 +276,9 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
     memcpy(guesses, g.tokens, (size_t)g.n * sizeof *guesses);
     memcpy(confidences, g.confidences, (size_t)g.n * sizeof *confidences);
     *n = g.n;
-    if (trailing > 0 && s->drafted == s->position) { /* the next token may differ */
+    if (pending > 0 && s->drafted == s->position) { /* the next token may differ */
         s->drafted--;
-        s->trailing = 1;
+        s->pending = 1;
     }
     return BN_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * guess.h: guesses of the next tokens by the model's draft (draft.h).
+ * guess.h: draft tokens of speculative decoding: guesses of the next tokens by the model's draft
+ * (draft.h).
  */
 #ifndef BITNET_GUESS_H
 #define BITNET_GUESS_H
@@ -17,20 +18,20 @@ typedef struct bn_guesses {
     int32_t token, most;
     int32_t n; /* guesses so far */
     int32_t tokens[BN_GUESSES];
-    float confidences[BN_GUESSES];
-    double path;      /* the probability that all are right */
-    size_t row;       /* workspace row of its state */
-    size_t width;     /* only tokens [0, width) are guessed */
-    bn_status status; /* of the last guess */
+    float confidences[BN_GUESSES]; /* draft probabilities */
+    double joint;                  /* the probability that all are right */
+    size_t row;                    /* workspace row of its state */
+    size_t width;                  /* only tokens [0, width) are guessed */
+    bn_status status;              /* of the last guess */
 } bn_guesses;
 
 /* Whether the model has a draft and it is up to date with the text. */
 int bn_can_guess(const bn_session *s);
 
 /* Guess for n texts together, at most BN_GUESSERS, in rounds of one row per text. Their sessions
- * must have reserved memory. pass: the pass that will compute the guesses, which are made as long
- * as they are worth it; NULL: make all that were requested. In a turn, before any rows are
+ * must have reserved memory. budget: of the pass that will verify the guesses, which are made as
+ * long as they are worth it; NULL: make all that were requested. In a turn, before any rows are
  * added. */
-void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass);
+void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget);
 
 #endif

@@ -74,46 +74,47 @@ void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n) {
 }
 
 int32_t bn_repeats_guess(const bn_repeats *r, int32_t *tokens, int32_t n, int32_t most,
-                         double *gains) {
-    double path = 1;
+                         double *probabilities) {
+    double joint = 1;
     for (int32_t i = 0; i < most; i++) {
         const int32_t token = r->back > 0 ? tokens[n + i - r->back] : BN_NO_TOKEN;
-        path *= token != BN_NO_TOKEN ? share(r, r->agree + i) : 0;
-        if (path < LEAST)
+        joint *= token != BN_NO_TOKEN ? share(r, r->agree + i) : 0;
+        if (joint < LEAST)
             return i;
         tokens[n + i] = token;
-        gains[i] = path;
+        probabilities[i] = joint;
     }
     return most;
 }
 
-/* How many of n guesses are worth their rows; `best` is the pass with them. Likely ones that are
+/* How many of n guesses are worth their rows; `best` is the plan with them. Likely ones that are
  * not worth it are still computed now and then, or a single disturbed time measurement would be
  * believed forever. */
-static int32_t worth(bn_repeats *r, const bn_pace *pace, const bn_outlook *pass,
-                     const double *gains, int32_t n, bn_offer *best) {
-    *best = bn_pace_rows(pace, pass, gains, n);
-    if (best->rows > 0 || n < 1 || gains[0] < LIKELY || ++r->rests < REST)
+static int32_t worth(bn_repeats *r, const bn_timings *timings, const bn_draft_budget *budget,
+                     const double *probabilities, int32_t n, bn_draft_plan *best) {
+    *best = bn_plan_verifying(timings, budget, probabilities, n);
+    if (best->rows > 0 || n < 1 || probabilities[0] < LIKELY || ++r->rests < REST)
         return best->rows;
-    for (; best->rows < n && gains[best->rows] >= LIKELY; best->rows++)
-        best->tokens += gains[best->rows];
+    for (; best->rows < n && probabilities[best->rows] >= LIKELY; best->rows++)
+        best->tokens += probabilities[best->rows];
     return best->rows;
 }
 
-int32_t bn_repeats_offer(bn_session *s, int32_t token, int32_t most, bn_outlook *pass) {
-    const bn_pace *pace = &s->model->pace;
+int32_t bn_repeats_draft(bn_session *s, int32_t token, int32_t most, bn_draft_budget *budget) {
+    const bn_timings *timings = &s->model->timings;
     const int32_t n = s->position + 1;
-    double gains[BN_GUESSES];
+    double probabilities[BN_GUESSES];
     s->tokens[s->position] = token;
     bn_repeats_see(&s->repeats, s->tokens, n);
     const int32_t guesses =
-        bn_repeats_guess(&s->repeats, s->tokens, n, bn_smaller(most, BN_GUESSES), gains);
-    bn_offer own;
-    if (worth(&s->repeats, pace, pass, gains, guesses, &own) < 1 ||
-        (bn_can_guess(s) && !bn_is_better(&own, bn_pace_chain(pace, pass, &s->luck, most))))
+        bn_repeats_guess(&s->repeats, s->tokens, n, bn_smaller(most, BN_GUESSES), probabilities);
+    bn_draft_plan own;
+    if (worth(&s->repeats, timings, budget, probabilities, guesses, &own) < 1 ||
+        (bn_can_guess(s) &&
+         !bn_plan_is_better(&own, bn_plan_drafting(timings, budget, &s->draft_stats, most))))
         return 0;
     s->repeats.rests = 0;
-    pass->rows += own.rows;
-    pass->tokens = own.tokens;
+    budget->rows += own.rows;
+    budget->tokens = own.tokens;
     return own.rows;
 }

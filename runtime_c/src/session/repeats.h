@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * repeats.h: guesses that cost nothing to make: what followed the last tokens where they occurred
- * in the text before. How reliable they are is learned per text, including the end of its prompt,
- * whether they are computed or not.
+ * repeats.h: guesses that cost nothing to make (prompt lookup decoding): what followed the last
+ * tokens where they occurred in the text before. How reliable they are is learned per text,
+ * including the end of its prompt, whether they are computed or not.
  */
 #ifndef BITNET_REPEATS_H
 #define BITNET_REPEATS_H
 
 #include "bitnet_runtime.h"
-#include "pace.h"
+#include "speculation.h"
 
 enum { BN_REPEATS = 8 };
 
@@ -25,14 +25,14 @@ typedef struct bn_repeats {
 /* Update for a text of n tokens, the latest of which may be new. */
 void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n);
 
-/* Guess what follows them, into tokens[n..), at most `most`. Returns how many. gains: for each, the
- * probability that it and those before it are right. */
+/* Guess what follows them, into tokens[n..), at most `most`. Returns how many. probabilities: for
+ * each, that it and those before it are right. */
 int32_t bn_repeats_guess(const bn_repeats *r, int32_t *tokens, int32_t n, int32_t most,
-                         double *gains);
+                         double *probabilities);
 
 /* Guess what follows `token`, the next token of a text that has memory for it and `most` more:
  * guesses go to s->tokens after its position. Returns as many as are worth their rows, and adds
- * them to the pass; 0 if the model's draft promises more. */
-int32_t bn_repeats_offer(bn_session *s, int32_t token, int32_t most, bn_outlook *pass);
+ * them to the budget; 0 if the model's draft promises more. */
+int32_t bn_repeats_draft(bn_session *s, int32_t token, int32_t most, bn_draft_budget *budget);
 
 #endif

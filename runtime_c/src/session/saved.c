@@ -6,7 +6,7 @@
  *     112         the note: whatever the program wants to keep
  *                 i32 tokens[position]
  *                 f32 hidden[dim], the output of the last layer, if ready is 1
- *                 f32 trail[trailing][dim], states that the draft has not taken (trail.h)
+ *                 f32 backlog[pending][dim], states that the draft has not taken (backlog.h)
  *                 for each part of the cache (layers that see all, layers with a window), each
  *                 position that it has, oldest first, and each layer and head: key with its
  *                 scales, value, f32 scale of the value if the type has one
@@ -35,7 +35,7 @@ typedef struct record {
     uint64_t seed;
     uint64_t adapter_size; /* of the adapter's file, its checksums follow; 0: no adapter */
     uint32_t adapter_header, adapter_data;
-    int32_t trailing; /* states that the draft has not taken */
+    int32_t pending; /* states that the draft has not taken */
     uint32_t zero;
 } record;
 
@@ -53,7 +53,7 @@ static uint64_t size_of(const bn_session *s, const record *r) {
     uint64_t size = sizeof *r + r->note_size + (uint64_t)r->position * sizeof(int32_t);
     if (r->ready)
         size += s->stack->config.dim * sizeof(float);
-    size += (uint64_t)r->trailing * s->stack->config.dim * sizeof(float);
+    size += (uint64_t)r->pending * s->stack->config.dim * sizeof(float);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const uint64_t first = first_kept(r, &s->cache.parts[i]);
         if ((uint64_t)r->position > first)
@@ -77,7 +77,7 @@ static record record_of(const bn_session *s, uint64_t note_size) {
                 .prefix = (uint32_t)s->cache.prefix,
                 .ready = s->ready != BN_READY_NOTHING,
                 .drafted = s->drafted,
-                .trailing = s->trailing,
+                .pending = s->pending,
                 .seed = s->seed};
     if (s->adapter) {
         const bn_file *adapter = &s->model->added[s->adapter - 1].file;
@@ -110,7 +110,7 @@ bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_s
     at = put(at, s->tokens, (size_t)s->position * sizeof *s->tokens);
     if (r.ready)
         at = put(at, s->hidden, s->stack->config.dim * sizeof *s->hidden);
-    at = put(at, s->trail, (size_t)r.trailing * s->stack->config.dim * sizeof *s->trail);
+    at = put(at, s->backlog, (size_t)r.pending * s->stack->config.dim * sizeof *s->backlog);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const size_t row = s->cache.parts[i].row;
         for (size_t p = first_kept(&r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
@@ -185,14 +185,14 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
                       !(r->ready && (position == 0 || !c->has_head)) && r->batch == s->batch &&
                       r->zero == 0;
     const int32_t most = s->stack->draft ? r->position : 0;
-    const int follows = r->drafted >= -1 && r->drafted <= most && r->trailing >= 0 &&
-                        r->trailing <= BN_TRAIL &&
-                        r->trailing <= (r->drafted < 0 ? 0 : most - r->drafted);
+    const int follows = r->drafted >= -1 && r->drafted <= most && r->pending >= 0 &&
+                        r->pending <= BN_BACKLOG &&
+                        r->pending <= (r->drafted < 0 ? 0 : most - r->drafted);
     if (valid && !follows)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "a draft with %" PRId32 " rows and %" PRId32 " states of %" PRId32
                        " tokens cannot be that of a session",
-                       r->drafted, r->trailing, r->position);
+                       r->drafted, r->pending, r->position);
     if (!valid)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "position %" PRId32 " of %" PRId32 ", written %" PRIu32 ", prefix %" PRIu32
@@ -234,10 +234,10 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
         s->ready = BN_READY_HIDDEN;
     }
     s->drafted = r->drafted;
-    s->trailing = r->trailing;
-    if (r->trailing > 0)
-        memcpy(s->trail, at, (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail);
-    at += (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail;
+    s->pending = r->pending;
+    if (r->pending > 0)
+        memcpy(s->backlog, at, (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog);
+    at += (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const size_t row = s->cache.parts[i].row;
         for (size_t p = first_kept(r, &s->cache.parts[i]); p < (size_t)s->position; p++) {

@@ -28,7 +28,7 @@ static void lay_out(bn_session *s, uint8_t *base) {
     s->listed = bn_piece(&l, V, sizeof *s->listed);
     s->tokens = bn_piece(&l, C, sizeof *s->tokens);
     s->digests = bn_piece(&l, C, sizeof *s->digests);
-    s->trail = bn_piece(&l, s->stack->draft ? (BN_TRAIL + 2) * D : 0, sizeof *s->trail);
+    s->backlog = bn_piece(&l, s->stack->draft ? (BN_BACKLOG + 2) * D : 0, sizeof *s->backlog);
     s->sampler_scratch = bn_piece(&l, 1, bn_sample_scratch_size(c->vocab_size));
     s->memory_size = l.used;
 }
@@ -145,12 +145,12 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     s->pooled = session->pooled;
     s->pooling = session->pooling;
     s->drafted = session->drafted;
-    s->trailing = session->trailing;
-    s->luck = session->luck;
+    s->pending = session->pending;
+    s->draft_stats = session->draft_stats;
     s->repeats = session->repeats;
-    if (s->trailing > 0)
-        memcpy(s->trail, session->trail,
-               (size_t)s->trailing * s->stack->config.dim * sizeof *s->trail);
+    if (s->pending > 0)
+        memcpy(s->backlog, session->backlog,
+               (size_t)s->pending * s->stack->config.dim * sizeof *s->backlog);
     memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
     memcpy(s->pool, session->pool, s->stack->config.dim * sizeof *s->pool);
     memcpy(s->logits, session->logits, s->stack->config.vocab_size * sizeof *s->logits);
@@ -164,12 +164,12 @@ bn_status bn_session_cut(bn_session *s, int32_t n) {
         return BN_ERR_STATE;
     bn_cache_forget(&s->cache, (size_t)n);
     if (n < s->position) {
-        if (n <= s->drafted + s->trailing) { /* otherwise the draft was behind anyway */
+        if (n <= s->drafted + s->pending) { /* otherwise the draft was behind anyway */
             s->drafted = bn_smaller(s->drafted, n);
-            s->trailing = n - s->drafted;
+            s->pending = n - s->drafted;
         }
         s->position = n;
-        s->luck = n > 0 ? s->luck : (bn_luck){0};
+        s->draft_stats = n > 0 ? s->draft_stats : (bn_draft_stats){0};
         s->repeats = n > 0 ? s->repeats : (bn_repeats){0};
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;

@@ -33,11 +33,11 @@ struct bn_session {
     float *pool;       /* [D] pooled hidden states so far (bn_session_embed) */
     int32_t pooled;    /* tokens in the pool */
     int32_t pooling;   /* bn_pooling of the pool */
-    float *trail;      /* [BN_TRAIL + 2][D] states not yet taken by the draft (trail.h), and
+    float *backlog;    /* [BN_BACKLOG + 2][D] states not yet taken by the draft (backlog.h), and
                         * scratch */
-    int32_t trailing;  /* number of such states */
+    int32_t pending;   /* number of such states */
     int32_t drafted;   /* draft rows in the cache; -1: it never guesses */
-    bn_luck luck;
+    bn_draft_stats draft_stats;
     bn_repeats repeats;
     void *sampler_scratch;
     uint64_t seed;    /* of the sampling noise */
@@ -47,7 +47,7 @@ struct bn_session {
     atomic_int cancelled; /* 1: until the next rewind */
 };
 
-enum { BN_TRAIL = 16 };
+enum { BN_BACKLOG = 16 };
 
 /* A text to be appended. */
 typedef struct bn_text {
