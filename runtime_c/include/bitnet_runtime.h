@@ -575,14 +575,15 @@ typedef struct bn_entry {
     bn_status status; /* out: status of this text */
 } bn_entry;
 
-/* One pass for n texts, different sessions of one model, with one read of the weights: append the
- * tokens of each, then choose. All chosen tokens but the last are appended too, as they had been
- * drafted and verified along with the others; the last one is for the next call to append. All are
- * bit for bit what calls with one text and one token give. A text that fails is left as by
- * bn_session_append, and the others continue; returns the first status that is not BN_OK. Invalid
- * arguments give BN_ERR_ARGUMENT before any work. What does not fit in one turn is done in several.
- * A cancel during the call ends a piece of a prompt longer than bn_session_options.batch after its
- * current block; otherwise it takes effect at the next call. */
+/* One pass for n texts, different sessions of one model, with one read of the weights (continuous
+ * batching: others may come with each call): append the tokens of each, then choose. All chosen
+ * tokens but the last are appended too, as they had been drafted and verified along with the
+ * others; the last one is for the next call to append. All are bit for bit what calls with one text
+ * and one token give. A text that fails is left as by bn_session_append, and the others continue;
+ * returns the first status that is not BN_OK. Invalid arguments give BN_ERR_ARGUMENT before any
+ * work. What does not fit in one turn is done in several. A cancel during the call ends a piece of
+ * a prompt longer than bn_session_options.batch after its current block; otherwise it takes effect
+ * at the next call. */
 BN_API bn_status bn_step_batch(bn_entry *entries, int32_t n);
 
 /* Set the seed of the sampling noise; a new session has seed 0. To continue one text in several

@@ -211,14 +211,14 @@ typedef struct forgery {
 /* Numbers that no session has are refused, although the sizes agree with them. */
 static void test_impossible(uint32_t draft, uint32_t headless) {
     enum { BATCH = 56, POSITION = 60, WRITTEN = 64, PREFIX = 68, READY = 72, DRAFTED = 76 };
-    enum { TRAILING = 104, ZERO = 108, STATE = DIM * sizeof(float), LENGTH = 20, MOST = 40 };
+    enum { PENDING = 104, ZERO = 108, STATE = DIM * sizeof(float), LENGTH = 20, MOST = 40 };
     static uint8_t note[1 << 12];
     kind.draft = draft, kind.headless = headless;
     begin(BN_MASK_CAUSAL, 0, 0);
     bn_session *s = session(MOST, 0, BN_KV_F16);
     ok(bn_session_append(s, text, LENGTH, headless ? BN_LOGITS_NONE : BN_LOGITS_LAST, NULL));
     const int32_t all = LENGTH * (int32_t)(sizeof(int32_t) + s->cache.parts[0].row);
-    const int32_t trail = s->trailing * (int32_t)STATE;
+    const int32_t backlog = s->pending * (int32_t)STATE;
     const forgery forgeries[] = {
         {{{BATCH, MOST + 1}}, 0},
         {{{WRITTEN, LENGTH - 1}}, 0},
@@ -227,13 +227,13 @@ static void test_impossible(uint32_t draft, uint32_t headless) {
         {{{READY, 2}}, headless ? STATE : 0},
         {{{READY, 1}, {POSITION, headless ? LENGTH : 0}, {WRITTEN, headless ? LENGTH : 0}},
          headless ? STATE : -all},
-        {{{POSITION, 0}, {READY, 0}, {DRAFTED, 0}, {TRAILING, 0}},
-         -all - trail - (headless ? 0 : STATE)},
-        {{{DRAFTED, LENGTH + 1}, {TRAILING, 0}}, -trail},
-        {{{DRAFTED, draft ? LENGTH - 1 : 0}, {TRAILING, 2}}, 2 * STATE - trail},
-        {{{DRAFTED, (uint32_t)-1}, {TRAILING, 1}}, STATE - trail},
-        {{{DRAFTED, 0}, {TRAILING, BN_TRAIL + 1}}, (BN_TRAIL + 1) * STATE - trail},
-        {{{DRAFTED, draft ? LENGTH + 1 : LENGTH}, {TRAILING, 0}}, -trail},
+        {{{POSITION, 0}, {READY, 0}, {DRAFTED, 0}, {PENDING, 0}},
+         -all - backlog - (headless ? 0 : STATE)},
+        {{{DRAFTED, LENGTH + 1}, {PENDING, 0}}, -backlog},
+        {{{DRAFTED, draft ? LENGTH - 1 : 0}, {PENDING, 2}}, 2 * STATE - backlog},
+        {{{DRAFTED, (uint32_t)-1}, {PENDING, 1}}, STATE - backlog},
+        {{{DRAFTED, 0}, {PENDING, BN_BACKLOG + 1}}, (BN_BACKLOG + 1) * STATE - backlog},
+        {{{DRAFTED, draft ? LENGTH + 1 : LENGTH}, {PENDING, 0}}, -backlog},
         {{{POSITION, MOST}, {WRITTEN, MOST}}, all}, /* the note would have less than no bytes */
         {{{ZERO, 1}}, 0},
     };
