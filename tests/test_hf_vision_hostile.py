@@ -10,14 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 import hf_vision
 from bitnet_export.convert.incoming import open_source
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
+from bitnet_runtime.images import Processor
 from hf_models import DIVIDE
 
 ODD = [None, True, -1, 0, 10**30, 1e30, "x", [], {}, [1], {"a": 1}]
@@ -165,7 +170,7 @@ def test_a_similarity_beyond_all_floats(model: Callable[[str], Path]) -> None:
     [
         ({"size": {"height": 20, "width": 20}}, "size is {'height': 20, 'width': 20}, image_size of config.json is 17"),
         ({"size": {"height": 17, "width": 20}}, "expected the pixels of a square's side"),
-        ({"size": {"shortest_edge": 17}}, "size is {'shortest_edge': 17} without do_center_crop, expected squares"),
+        ({"size": {"shortest_edge": 17}}, "size is {'shortest_edge': 17}, the shorter side's, without do_center_crop"),
         ({"size": {"longest_edge": 17}}, "size is {'longest_edge': 17}, expected the pixels"),
         ({"size": "17"}, "size is '17', expected the pixels"),
         ({"size": 20, "crop_size": 17, "do_center_crop": True}, "size is 20, image_size of config.json is 17"),
@@ -184,6 +189,34 @@ def test_pictures_that_cannot_be_said(said: dict[str, Any], message: str, model:
     folder = model("siglip, vision")
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
     refused(folder, message)
+
+
+OF = {
+    "clip, vision": CLIPImageProcessorPil, "siglip, vision": SiglipImageProcessorPil,
+    "vit, classes": ViTImageProcessorPil,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [{"size": 17}, {"size": 17, "do_center_crop": True}, {"do_center_crop": False}, {}])
+@pytest.mark.parametrize("name", OF)
+def test_a_size_of_one_number_is_as_in_transformers(
+    name: str, said: dict[str, Any], model: Callable[[str], Path]
+) -> None:
+    """The shorter side's, but with the class of a ViT a square's; what does not become a square is refused."""
+    folder, picture = model(name), np.random.default_rng(1).integers(0, 256, (40, 61, 3), np.uint8)
+    if said.get("do_center_crop", name == "clip, vision"):
+        said = said | {"crop_size": {"height": 17, "width": 17}}
+    default = {} if "size" in said else {"size": dict.fromkeys(OF[name].size, 17)}  # 224 there
+    expected = OF[name](**said, **default)(picture, return_tensors="np")["pixel_values"]
+    (folder / PIXELS).write_text(json.dumps(said))
+    if expected.shape[2:] != (17, 17):
+        refused(folder, 'the shorter side\'s, without do_center_crop, expected {"height": 17, "width": 17}')
+        return
+    with open_source(folder) as source:
+        vision, pictures = source.config, source.generation["pictures"]
+    mean, std = (np.float32(x).reshape(3, 1, 1) for x in (vision.pixel_mean, vision.pixel_std))
+    found = (Processor(17, **pictures).floats(picture) - mean) / std
+    assert np.abs(found - expected[0]).max() < 1e-5  # fp32
 
 
 @pytest.mark.parametrize(

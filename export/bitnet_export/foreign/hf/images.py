@@ -168,7 +168,8 @@ _VIT = {field: value for field, value in _IMAGES.items() if field != "qkv_bias"}
 VIT = _SIGLIP._replace(
     model_type="vit", fixed={**_VIT, "patch_bias": True, "pooling": "first"}, parts=(class_and_patches, qkv_biases),
     defaults=_TOWER | _PIXELS | {"hidden_act": "gelu", "rms_norm_eps": 1e-12}, reads=(*_SIZES, "qkv_bias"),
-    names=_VIT_NAMES, prefixes=("vit.",), layers="encoder.layer.", pictures=_SQUARE | {"resample": 2},
+    names=_VIT_NAMES, prefixes=("vit.",), layers="encoder.layer.",
+    pictures=_SQUARE | {"resample": 2, "default_to_square": True},
     aside=r"(vit\.)?(pooler\..*|embeddings\.mask_token)|classifier\..*",
 )  # fmt: skip
 

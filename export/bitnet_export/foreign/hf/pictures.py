@@ -33,7 +33,7 @@ def read_pictures(
     assumptions = [] if given else [f"the folder has no {FILE}: pictures are prepared by the defaults of transformers"]
     if said.truth("do_pad"):
         raise SourceError(f"{said.what}: do_pad is true, only pictures that are resized to a square are supported")
-    resize = _resize(said, image_size, assumptions)
+    resize = _resize(said, image_size, bool(defaults.get("do_center_crop")), assumptions)
     resample = said.integer("resample")
     if resample not in _FILTERS:
         words = " or ".join(f"{number} ({name})" for number, name in _FILTERS.items())
@@ -57,10 +57,14 @@ def _of_channels(said: Fields, name: str, channels: int) -> list[float]:
     return [Fields({name: value}, said.what).number(name) for value in values]
 
 
-def _resize(said: Fields, image_size: int, assumptions: list[str]) -> str:
-    """How an image becomes a square: "stretch"; "crop": resize the shorter side, then crop the centre."""
+def _resize(said: Fields, image_size: int, middle: bool, assumptions: list[str]) -> str:
+    """How an image becomes a square: "stretch"; "crop": resize the shorter side, then crop the centre.
+
+    middle: whether a size that is not given is the shorter side's. A single number is, unless the class says otherwise.
+    """
     crop = said.truth("do_center_crop")
-    size, shorter = _side(said, "size", image_size, crop)
+    shorter = middle if "size" not in said else not said.truth("default_to_square")
+    size, shorter = _side(said, "size", image_size, shorter)
     cut, _ = _side(said, "crop_size", image_size, False) if crop else (image_size, False)
     if not said.truth("do_resize", True):
         assumptions.append("pictures of another size are resized, though do_resize is false")
@@ -70,12 +74,13 @@ def _resize(said: Fields, image_size: int, assumptions: list[str]) -> str:
                 f"{said.what}: {name} is {said.get(name)!r:.80}, image_size of config.json is {image_size}"
             )
     if shorter and not crop:
-        raise SourceError(f"{said.what}: size is {said.get('size')!r:.80} without do_center_crop, expected squares")
+        words = f"{said.get('size', image_size)!r:.80}, the shorter side's, without do_center_crop"
+        raise SourceError(f'{said.what}: size is {words}, expected {{"height": {image_size}, "width": {image_size}}}')
     return "crop" if shorter else "stretch"
 
 
 def _side(said: Fields, name: str, default: int, shorter: bool) -> tuple[int, bool]:
-    """Pixels of a side, and whether only of the shorter one; `shorter` if it is a single number."""
+    """Pixels of a side, and whether only of the shorter one; `shorter` if it is a single number, or not given."""
     value = said.get(name, default)
     if isinstance(value, dict):
         sides = set(map(str, value.values())) if value.keys() in ({"height", "width"}, {"shortest_edge"}) else set()
