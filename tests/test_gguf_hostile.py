@@ -168,6 +168,7 @@ P = "bitnet-b1.58."
             "original_context_length is 0, expected 1 to",
         ),
         ({P + "rope.scaling.type": "linear", P + "rope.scaling.factor": -2.0}, "factor is -2.0"),
+        ({P + "rope.scaling.attn_factor": 1.5}, "attn_factor is 1.5 with type = 'linear', expected 1 or type = 'yarn'"),
         ({P + "expert_count": 8}, "expert_count is 8, expected 0"),
         ({P + "attention.sliding_window": 512}, "sliding_window is 512"),
         ({P + "hidden_activation": "mish"}, "'mish', expected one of relu2"),

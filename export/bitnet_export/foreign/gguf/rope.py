@@ -22,6 +22,9 @@ def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
     scaling = f"{arch}.rope.scaling."
     kind = file.value(scaling + "type", str, "linear")  # as in llama.cpp: a factor without a type is enough
     factor = _number(file, scaling + "factor", _number(file, f"{arch}.rope.scale_linear", 1.0))
+    attention = _number(file, scaling + "attn_factor", 1.0)
+    if kind != "yarn" and attention != 1:  # llama.cpp multiplies by it whatever the type is
+        raise SourceError(f"{scaling}attn_factor is {attention} with type = {kind!r:.80}, expected 1 or type = 'yarn'")
     if _FACTORS in file.tensors:
         if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
             raise SourceError(
@@ -49,7 +52,7 @@ def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
         "rope_original_context": context,
         "rope_beta_fast": _number(file, scaling + "yarn_beta_fast", 32.0),
         "rope_beta_slow": _number(file, scaling + "yarn_beta_slow", 1.0),
-        "rope_attention_factor": _number(file, scaling + "attn_factor", 1.0) * (1 + 0.1 * math.log(factor)),
+        "rope_attention_factor": attention * (1 + 0.1 * math.log(factor)),
     }
 
 
