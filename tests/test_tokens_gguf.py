@@ -143,6 +143,18 @@ def test_gguf_without_types_and_scores() -> None:
         of_gguf(as_gguf("llama-bpe") | {"tokenizer.ggml.model": "llama"})
 
 
+@pytest.mark.parametrize("kind", [1, 4, 5])
+def test_ends_of_answers_that_the_file_has_as_text(kind: int) -> None:
+    """As in llama.cpp, which finds them by name and makes control tokens of them: no answer would end otherwise."""
+    metadata = dict(as_gguf("qwen2"))
+    end = metadata["tokenizer.ggml.tokens"].index("<|im_end|>")
+    types = [kind if i == end else each for i, each in enumerate(metadata["tokenizer.ggml.token_type"])]
+    eos = {"tokenizer.ggml.eos_token_id": 5}
+    definition, _, generation, assumptions = of_gguf(metadata | {"tokenizer.ggml.token_type": types} | eos)
+    assert definition == of_gguf(metadata)[0] and end in generation["eos_token_ids"]
+    assert "<|im_end|> is made a control token, by its name: the file has it as text" in assumptions
+
+
 def test_tokens_that_are_there_twice_and_templates_that_are_none() -> None:
     metadata = dict(as_gguf("gpt-2"))
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"]]

@@ -96,6 +96,7 @@ class _Reading:
         self.ids = {role: self._id(key) for key, role in _ROLES.items()}
         if "tokenizer.ggml.token_type" not in metadata:
             self._guess_kinds()
+        self._mend_ends()
 
     def result(self) -> tuple[bytes, str | None, dict[str, Any], list[str]]:
         definition = self._byte_level() if self.model == "gpt2" else self._sentencepiece()
@@ -168,6 +169,15 @@ class _Reading:
         marked = {i for i, text in enumerate(self.tokens) if text.startswith("<|") and text.endswith("|>")}
         self.kinds = [CONTROL if i in named | marked else NORMAL for i in range(len(self.tokens))]
         self.assumptions.append("no key tokenizer.ggml.token_type: tokens like <|this|> are special, others are not")
+
+    def _mend_ends(self) -> None:
+        """Like llama.cpp, make the tokens that end answers by their name control tokens, whatever their type."""
+        plain = [i for i, text in enumerate(self.tokens) if text in ENDS and self.kinds[i] not in (CONTROL, UNKNOWN)]
+        for token in plain:
+            self.kinds[token] = CONTROL
+        if plain:
+            names = ", ".join(self.tokens[i] for i in plain)
+            self.assumptions.append(f"{names} is made a control token, by its name: the file has it as text")
 
     def _generation(self) -> dict[str, Any]:
         declared = [self.ids["eos"], self._id("eot"), self._id("eom")]
