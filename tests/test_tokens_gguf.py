@@ -155,6 +155,15 @@ def test_ends_of_answers_that_the_file_has_as_text(kind: int) -> None:
     assert "<|im_end|> is made a control token, by its name: the file has it as text" in assumptions
 
 
+def test_ends_of_a_gap_are_ends_of_an_answer() -> None:
+    """As in llama.cpp: told by their keys, and without them by their names."""
+    metadata, texts = dict(as_gguf("qwen2")), list(as_gguf("qwen2")["tokenizer.ggml.tokens"])
+    texts[40], texts[41], texts[42] = "<|fim_pad|>", "<|file_sep|>", "<EOT>"
+    keys = {f"tokenizer.ggml.fim_{name}_token_id": 50 + i for i, name in enumerate(("pad", "rep", "sep"))}
+    before, found = (of_gguf(metadata | more)[2] for more in ({}, {"tokenizer.ggml.tokens": texts, **keys}))
+    assert set(found["eos_token_ids"]) - set(before["eos_token_ids"]) == {40, 41, 42, 50, 51, 52}
+
+
 def test_tokens_that_are_there_twice_and_templates_that_are_none() -> None:
     metadata = dict(as_gguf("gpt-2"))
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"]]

@@ -33,7 +33,7 @@ ENDS = (
     "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
     "</s>",
 )  # fmt: skip
-"""Control tokens that always end answers of a GGUF file, as in llama.cpp; of a folder, if its template has them."""
+"""Control tokens that always end answers of a GGUF file; of a folder, if its template has them."""
 
 
 def whole_template(template: str | None, assumptions: list[str]) -> str | None:

@@ -15,7 +15,6 @@ from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import (
     BYTE,
     CONTROL,
-    ENDS,
     NORMAL,
     UNKNOWN,
     Vocabulary,
@@ -23,6 +22,7 @@ from bitnet_export.foreign.vocabulary import (
     sentencepiece_bpe,
     whole_template,
 )
+from bitnet_export.foreign.vocabulary import ENDS as NAMED_ENDS
 
 T = TypeVar("T", str, int, float)
 
@@ -68,6 +68,12 @@ PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), 
 
 _TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
 """Tokens that identify a vocabulary without tokenizer.ggml.pre, and the rules it was trained with."""
+
+ENDS = (
+    *NAMED_ENDS, "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<|fim_pad|>",
+    "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
+"""Tokens at which llama.cpp ends answers by their name: the last four in code, where the gap is filled."""
 
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}
@@ -180,7 +186,7 @@ class _Reading:
             self.assumptions.append(f"{names} is made a control token, by its name: the file has it as text")
 
     def _generation(self) -> dict[str, Any]:
-        declared = [self.ids["eos"], self._id("eot"), self._id("eom")]
+        declared = [self.ids["eos"], *map(self._id, ("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))]
         ends = {token for token in declared if token is not None}
         more = {i for i, text in enumerate(self.tokens) if text in ENDS and self.kinds[i] == CONTROL} - ends
         if more:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitnet_export.foreign.side_files import special_words
-from bitnet_export.foreign.vocabulary import BYTE, CONTROL, ENDS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, load
+from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, load
 
 from .output import Value
-from .tokenizer import PRE
+from .tokenizer import ENDS, PRE
 
 _ONLY_IDS = "write the file for token ids (--no-tokenizer)"
 
