@@ -229,6 +229,27 @@ def test_how_a_text_becomes_a_vector(place: str, content: Any, found: str, tmp_p
         assert prompted == place.startswith("config")
 
 
+def test_what_sentence_transformers_does_before_the_tokenizer(tmp_path: Path) -> None:
+    """Lower case changes the tokens; a text that it would cut off is read whole, and that is said."""
+    hf_families.save("bert", tmp_path)
+    words = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for said in ({"max_seq_length": 4, "do_lower_case": True}, {"max_seq_length": 10**6}):
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps(said))
+        with open_source(tmp_path) as source:
+            assert source.tokenizer is not None
+            found = Tokenizer.from_str(source.tokenizer.decode()).encode("Hello worldS").tokens
+            lower = "texts become lower case, as sentence_bert_config.json says"
+            cut = "sentence_bert_config.json cuts texts off after 4 tokens; here they are read up to "
+            cut += str(source.config.max_context)
+            assert (lower in source.assumptions, cut in source.assumptions) == ("do_lower_case" in said,) * 2
+        assert found == (["hello", "world", "##s"] if "do_lower_case" in said else ["[UNK]", "[UNK]"])
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": "no"}')
+    with pytest.raises(SourceError, match="do_lower_case is 'no', expected true or false"), open_source(tmp_path):
+        pass
+
+
 def test_a_tokenizer_that_the_engine_refuses_is_not_converted(tmp_path: Path) -> None:
     hf_families.save("gpt2", tmp_path / "model")
     Tokenizer(models.BPE({chr(97 + i): i for i in range(26)}, [])).save(str(tmp_path / "model/tokenizer.json"))

@@ -18,7 +18,7 @@ from .fields import Fields
 from .folder import Folder
 from .known import refuse
 from .pickled import open_checkpoint, open_pickled
-from .settings import read_padding
+from .settings import read_padding, read_texts
 from .shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, Entry, open_shards
 from .stack import Stack, open_stack
 from .tokenizer import tokenizer_of
@@ -120,6 +120,9 @@ def _texts(
     legacy = end == 2 and not model.has_head  # meaningless in old CLIP: there the largest token is meant
     if "eos_token_ids" not in generation and type(end) is int and 0 <= end < model.vocab_size and not legacy:
         generation["eos_token_ids"] = [end]
+    if tokenizer is not None and not model.has_head and family.pooling:
+        tokenizer, more = read_texts(folder, tokenizer, model.max_context)
+        assumptions += more
     if family.padded:
         assumptions += read_padding(folder, config, tokenizer, generation)
     return tokenizer, template, generation, assumptions

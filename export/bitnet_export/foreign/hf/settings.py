@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .tokenizer_class import SIGLIP2
 _POOLING = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 _POOLING_NAMED = {"lasttoken": "last", "mean": "mean", "cls": "first"}  # values of `pooling_mode`, of newer versions
 _KEPT = ("Transformer", "Pooling", "Normalize", "Dropout")  # modules that are read, or do nothing to a unit vector
+_TEXTS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "xlm-roberta"))
 _WORDS = {
     "last": "the vector of a text is that of its last token", "mean": "the vector of a text is the mean of its tokens'",
 }  # fmt: skip
@@ -57,6 +59,26 @@ def _refuse_modules(folder: Folder) -> None:
             f"{folder.path}/modules.json has {other[0]:.80}, expected {', '.join(_KEPT)} alone: the vector of a text "
             "would be another one; without the file the pooled vector is the result"
         )
+
+
+def read_texts(folder: Folder, tokenizer: bytes, context: int) -> tuple[bytes, list[str]]:
+    """The tokenizer with what sentence-transformers does to a text before it, and assumptions.
+
+    context: most tokens of a text.
+    """
+    name = next(filter(folder.find, _TEXTS), None)
+    if name is None:
+        return tokenizer, []
+    given, said = Fields(folder.json(name), f"{folder.path}/{name}"), []
+    if given.truth("do_lower_case"):
+        rules = json.loads(tokenizer)
+        steps = [{"type": "Lowercase"}, *([rules["normalizer"]] if rules["normalizer"] else [])]
+        rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        tokenizer = load(json.dumps(rules).encode(), "the tokenizer with lower case").to_str().encode()
+        said.append(f"texts become lower case, as {name} says")
+    if (longest := given.integer("max_seq_length", context)) < context:
+        said.append(f"{name} cuts texts off after {longest} tokens; here they are read up to {context}")
+    return tokenizer, said
 
 
 def write_pooling(folder: Path, config: ModelConfig) -> None:
