@@ -328,6 +328,10 @@ def test_sampling_defaults_come_along(tmp_path):
     _, source = small(tmp_path, **{f"general.sampling.{name}": value for name, value in given.items()})
     assert source.generation == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repeat_last_n": 32}
     assert any("general.sampling.min_p was left out: min_p is 7" in line for line in source.assumptions)
+    assert not any("mirostat" in line for line in source.assumptions)
+    _, source = small(tmp_path, **{"general.sampling.mirostat": 2, "general.sampling.xtc_probability": 0.5})
+    for found in ("mirostat = 2", "xtc_probability = 0.5"):
+        assert f"general.sampling.{found} was left out: there is no such option here" in source.assumptions
 
 
 def test_a_file_of_the_gguf_package(tmp_path):

@@ -72,12 +72,15 @@ _SCALARS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
     int: (4, lambda value: struct.pack("<I", value)),
     float: (6, lambda value: struct.pack("<f", value)),
 }
-_INT32 = (5, lambda value: struct.pack("<i", value))  # for arrays: token types
+_INT32: tuple[int, Callable[[Any], bytes]] = (
+    5,
+    lambda value: struct.pack("<i", value),
+)  # for numbers below 0, and arrays: token types
 
 
 def _value(value: Value) -> bytes:
     if not isinstance(value, list):
-        kind, pack = _SCALARS[type(value)]
+        kind, pack = _INT32 if type(value) is int and value < 0 else _SCALARS[type(value)]
         return struct.pack("<I", kind) + pack(value)
     element = type(value[0]) if value else str
     kind, pack = _INT32 if element is int else _SCALARS[element]

@@ -19,6 +19,7 @@ _OURS = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "repeat_last_n",
 }  # fmt: skip
+_OTHERS = ("mirostat", "xtc_probability", "sequence")  # which take effect unless they are 0 or empty
 
 
 def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -35,14 +36,17 @@ def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             found[ours] = value
         except ModelFormatError as error:
             left.append(f"general.sampling.{theirs} was left out: {str(error).partition(': ')[2]}")
+    for theirs in _OTHERS:
+        if value := metadata.get(f"general.sampling.{theirs}"):
+            left.append(f"general.sampling.{theirs} = {value!r:.80} was left out: there is no such option here")
     return found, left
 
 
 def sampling_keys(generation: Mapping[str, Any]) -> dict[str, Value]:
-    """The defaults in `generation` as keys of a file, without numbers below 0, which mean "all" only in llama.cpp."""
+    """The defaults in `generation` as keys of a file."""
     given = {ALIASES.get(name, name): value for name, value in generation.items()}
     keys: dict[str, Value] = {}
     for theirs, ours in _OURS.items():
-        if (value := given.get(ours)) is not None and value >= 0:
+        if (value := given.get(ours)) is not None:
             keys[f"general.sampling.{theirs}"] = int(value) if is_whole(ours) else float(value)
     return keys
