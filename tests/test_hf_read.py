@@ -176,6 +176,7 @@ def test_what_comes_with_the_weights(tmp_path):
         assert source.tokenizer == tokenizer.encode() and source.template == b"{{ 1 }}"
         assert source.generation == {
             "eos_token_ids": [3, 4], "temperature": 0.6, "top_p": 0.9, "repeat_penalty": 1.1,
+            "repeat_last_n": -1,  # transformers counts all tokens
         }  # fmt: skip
         pack_source(source, tmp_path / "three.bitnet")
     with open_source(model.save(tmp_path / "one")) as source:

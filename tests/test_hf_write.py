@@ -226,7 +226,8 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
         assert source.template == sections["template"]
         special = {"bos_token": "<|end|>", "eos_token": "<|end|>"}
         assert source.generation == {key: value for key, value in generation.items() if key != "seed"} | {
-            "special_tokens": special
+            "special_tokens": special,
+            "repeat_last_n": -1,
         }
     # And once more: nothing is put before a text twice.
     with open_source(tmp_path / "hf") as source:

@@ -151,10 +151,24 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     assert (generation["temperature"], generation["top_k"]) == (0.6, 20)
     (folder / "generation_config.json").write_text('{"do_sample": false, "repetition_penalty": 1.2}')
     _, _, generation, _ = of_folder(Folder(folder))
-    assert (generation["temperature"], generation["repeat_penalty"]) == (0.0, 1.2)
+    assert (generation["temperature"], generation["repeat_penalty"], generation["repeat_last_n"]) == (0.0, 1.2, -1)
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.0, "min_new_tokens": 3, "num_beams": 1}')
+    _, _, generation, assumptions = of_folder(Folder(folder))
+    assert generation["min_tokens"] == 3 and "repeat_last_n" not in generation
+    assert not any("generation_config" in line for line in assumptions)
     (folder / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert "top_p" not in generation and any("was left out: top_p is 7" in line for line in assumptions)
+
+
+def test_what_changes_an_answer_and_has_no_default_here_is_said(tmp_path: Path) -> None:
+    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"))
+    said = {"suppress_tokens": [7, 8], "forced_eos_token_id": 5, "no_repeat_ngram_size": 3, "bad_words_ids": []}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    found = [line for line in of_folder(Folder(folder))[3] if "generation_config" in line]
+    left = "of generation_config.json was left out: {}, for which there is no default here"
+    names = ("suppress_tokens = [7, 8]", "forced_eos_token_id = 5", "no_repeat_ngram_size = 3")
+    assert found == [left.format(name) for name in names]
 
 
 def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:

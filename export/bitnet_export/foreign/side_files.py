@@ -17,7 +17,7 @@ from .vocabulary import around, load
 
 SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
+    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
 }  # fmt: skip
 """Sampling options of generation_config.json, and our names for them."""
 _THEIRS = {ours: theirs for theirs, ours in SAMPLING.items()}

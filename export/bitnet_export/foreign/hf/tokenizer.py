@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_ADDED = 1 << 16
+_NO_OPTION = {
+    "suppress_tokens": None, "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "sequence_bias": None, "stop_strings": None, "no_repeat_ngram_size": 0,
+    "num_beams": 1, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "penalty_alpha": 0.0,
+    "guidance_scale": 1, "exponential_decay_length_penalty": None,
+}  # fmt: skip
+"""Fields of generation_config.json that change an answer and are not read, and their neutral values."""
 _VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -221,6 +228,11 @@ def _generation(
         except ModelFormatError as error:
             del found[name]
             assumptions.append(f"of generation_config.json was left out: {str(error).partition(': ')[2]}")
+    if found.get("repeat_penalty", 1.0) != 1.0:
+        found["repeat_last_n"] = -1  # of the whole text, as in transformers
+    for name in (name for name, neutral in _NO_OPTION.items() if config.get(name) not in (None, [], {}, neutral)):
+        said = f"{name} = {config[name]!r:.40}, for which there is no default here"
+        assumptions.append(f"of generation_config.json was left out: {said}")
     if tokenizer is not None:
         end = tokenizer.token_to_id(texts.get("eos_token", ""))
         if end is not None and ends and end not in ends:
