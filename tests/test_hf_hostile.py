@@ -133,8 +133,14 @@ def test_no_weights(folder):
 
 
 def test_an_adapter_of_peft(folder):
-    (folder / "config.json").unlink()
+    """Alone, or with the config.json of its model; beside a whole model it is left out, which is said."""
     (folder / "adapter_config.json").write_text("{}")
+    with open_source(folder) as source:
+        left = "the adapter of adapter_config.json is left out, the model is that of model.safetensors alone"
+        assert left in source.assumptions
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    refused(folder, "is an adapter of PEFT, expected a whole model; merge_and_unload")
+    (folder / "config.json").unlink()
     refused(folder, "is an adapter of PEFT, expected a whole model; merge_and_unload")
 
 

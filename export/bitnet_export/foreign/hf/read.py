@@ -35,7 +35,9 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     """
     folder = Folder(path)
     values = folder.json("config.json")
-    if not values and folder.find("adapter_config.json"):
+    weights = next(filter(folder.find, (SINGLE, INDEX, PICKLED, PICKLED_INDEX)), None)
+    adapter = folder.find("adapter_config.json")
+    if adapter and not (values and weights):
         raise SourceError(
             f"{path} is an adapter of PEFT, expected a whole model; merge_and_unload puts it into one of floats, and "
             "save_pretrained writes that. Adapters of ternary models are made by `bitnet finetune --lora`"
@@ -51,6 +53,8 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     stacks = [open_stack(folder, each, values, tensors, floats=floats) for each in families]
     model = _joined([stack.config for stack in stacks], what)
     assumptions += more + [line for stack in stacks for line in stack.assumptions]
+    if adapter:
+        assumptions.append(f"the adapter of adapter_config.json is left out, the model is that of {weights} alone")
     assumptions += _left_out(tensors, stacks, family, str(path))
     tokenizer, template, generation, more = _texts(folder, family, model, values)
     if pictures := next((stack.pictures for stack in stacks if stack.pictures), None):
