@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 import foreign_tokenizers as foreign
@@ -67,6 +67,25 @@ def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(SourceError, match=r"chat_template\.jinja is not UTF-8"):
         of_folder(Folder(folder))
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+@pytest.mark.parametrize("template", ["$A", "{0} $A", "$A {1}", "{0} $A {1}"])
+@pytest.mark.parametrize("said", [{"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}])
+def test_what_goes_around_a_text_is_that_of_tokenizer_json(
+    kind: str, template: str, said: dict[str, bool], tmp_path: Path
+) -> None:
+    """As in transformers: add_bos_token = false takes no end token away that tokenizer.json adds."""
+    words, names = foreign.byte_level("llama-bpe"), ("<|begin_of_text|>", "<|end_of_text|>")
+    ids = [(name, words.token_to_id(name)) for name in names]
+    words.post_processor = processors.TemplateProcessing(single=template.format(*names), special_tokens=ids)
+    folder = foreign.save(tmp_path, words, tokenizer_class=kind, bos_token=names[0], eos_token=names[1], **said)
+    definition, _, generation, assumptions = of_folder(Folder(folder))
+    expected = AutoTokenizer.from_pretrained(folder)("Hello world")["input_ids"]
+    assert runtime(definition, generation).encode("Hello world") == expected
+    has = {f"add_{role}_token": f"{{{i}}}" in template for i, role in enumerate(("bos", "eos"))}
+    told = [line.split()[0] for line in assumptions if "but tokenizer.json counts, as in transformers 5" in line]
+    assert told == [name for name in said if said[name] != has[name]]
 
 
 def test_damaged_files(tmp_path: Path) -> None:

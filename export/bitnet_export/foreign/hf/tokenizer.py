@@ -1,6 +1,6 @@
 """The tokenizer of a Hugging Face folder, as transformers assembles it, with template and generation defaults.
 
-tokenizer.json is the tokenizer. tokenizer_config.json adds tokens and says which go around a text,
+tokenizer.json is the tokenizer, and says what goes around a text. tokenizer_config.json adds tokens,
 interpreted as in transformers 5 (tokenization_utils_tokenizers.py), with one exception: for
 `LlamaTokenizer` transformers replaces the rules of tokenizer.json by its own, which lose a space at
 the start of a text. A folder with only a SentencePiece tokenizer.model gets SentencePiece's rules.
@@ -56,11 +56,12 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     model_type = folder.json("config.json").get("model_type")
     assumptions += apply_class(definition, config, model_type, f"{folder.path}/tokenizer_config.json")
     tokenizer = load(json.dumps(definition).encode(), "the tokenizer as its class has it")
-    if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # the assumption for a tokenizer.model
-        config = {"add_bos_token": True} | config
-    if "add_bos_token" in config or "add_eos_token" in config:
-        edges = [_edge(tokenizer, config, named, role) for role in ("bos", "eos")]
-        definition["post_processor"] = around(*edges)
+    edges = {role: _edge(tokenizer, config, named, role) for role in ("bos", "eos") if f"add_{role}_token" in config}
+    if folder.find("tokenizer.json"):
+        assumptions += _said_otherwise(tokenizer, config, edges)
+    elif edges:
+        edges = {"bos": _edge(tokenizer, {"add_bos_token": True} | config, named, "bos")} | edges
+        definition["post_processor"] = around(edges["bos"], edges.get("eos"))
         tokenizer = load(json.dumps(definition).encode(), "the tokenizer with its start and end tokens")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= vocab_size:
@@ -177,6 +178,20 @@ def _edge(
     token = tokenizer.token_to_id(text)
     assert token is not None  # `_add_tokens` added it
     return text, token
+
+
+def _said_otherwise(
+    tokenizer: Tokenizer, config: Mapping[str, Any], edges: Mapping[str, tuple[str, int] | None]
+) -> list[str]:
+    """Where tokenizer_config.json asks for other tokens around a text than tokenizer.json, which counts alone."""
+    plain, whole = (tokenizer.encode("x", add_special_tokens=special).ids for special in (False, True))
+    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    found = {"bos": whole[:at], "eos": whole[at + len(plain) :]}
+    return [
+        f"add_{role}_token is {config[f'add_{role}_token']!r:.40}, but tokenizer.json counts, as in transformers 5"
+        for role, edge in edges.items()
+        if found[role] != ([edge[1]] if edge else [])
+    ]
 
 
 # ---- template and generation ----
