@@ -210,6 +210,18 @@ def test_activation_of_2b4t_from_llama_cpp(tmp_path):
     assert any("hidden_activation: relu2" in line for line in source.assumptions)
 
 
+def test_keys_that_are_not_known_are_named(tmp_path):
+    """Those of other architectures, and of later versions; not those without effect."""
+    keys = {"llama.attention.output_scale": 0.5, "llama.expert_used_count": 0, "llama.vocab_size": 131, "a.b": 3}
+    _, source = small(tmp_path, **keys)
+    found = [line for line in source.assumptions if "not known" in line]
+    assert found == ["llama.attention.output_scale = 0.5 is not known here and was ignored"]
+    _, source = small(tmp_path, **{f"llama.key_{i}": i for i in range(1, 24)})
+    found = [line for line in source.assumptions if "not known" in line]
+    assert found[0] == "llama.key_1 = 1 is not known here and was ignored"
+    assert len(found) == 21 and found[-1] == "3 more keys are not known here and were ignored"
+
+
 def test_scale_tensors_multiply(tmp_path):
     made, _ = small(tmp_path, "bitnet")
     made.tensors["blk.0.attn_q.scale"] = (F32, (1,), np.float32([2.5]).tobytes())

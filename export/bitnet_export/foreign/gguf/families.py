@@ -57,6 +57,16 @@ _NEUTRAL = {  # keys that change the computation, and the neutral value
     "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0, "logit_scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0,
 }  # fmt: skip
+_KNOWN = {  # keys that are read here or in `rope`, or change nothing
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "pooling_type",
+    "hidden_activation", "hidden_act", "tensor_data_layout", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+    "rope.freq_base", "rope.scale_linear", *(f"rope.scaling.{name}" for name in (
+        "type", "factor", "original_context_length", "finetuned", "attn_factor", "yarn_log_multiplier",
+        "yarn_beta_fast", "yarn_beta_slow",
+    )),
+}  # fmt: skip
+_SHOWN = 20  # most unknown keys that are named
 
 
 class Model:
@@ -80,6 +90,7 @@ class Model:
             raise
         except ValueError as error:
             raise SourceError(f"the metadata describes no model that can be converted: {error}") from None
+        self.assumptions += self._unknown()
         self._check_tensors()
         first = [self.load(Key(0, 0, ROLE[role], NONE, 0)) for role in TERNARY_LINEARS]
         scope = max(tensor.scope for tensor in first if isinstance(tensor, Ternary))
@@ -169,6 +180,15 @@ class Model:
             rope_dim=rope_dim,
             **rope_options(file, self.arch, rope_dim),
         )
+
+    def _unknown(self) -> list[str]:
+        """A line for each key of the architecture that is not known here, unless it is 0 or empty."""
+        given = ((key.removeprefix(f"{self.arch}."), key, value) for key, value in self.file.metadata.items() if value)
+        unknown = [(key, value) for name, key, value in given if name != key and name not in {*_KNOWN, *_NEUTRAL}]
+        shown = [f"{ascii(key)[1:-1]:.80} = {value!r:.40}" for key, value in unknown[:_SHOWN]]
+        lines = [f"{each} is not known here and was ignored" for each in shown]
+        more = [f"{len(unknown) - _SHOWN} more keys are not known here and were ignored"]
+        return lines + more * (len(unknown) > _SHOWN)
 
     def _vocab_size(self) -> int:
         table = self.file.tensors.get("token_embd.weight")
