@@ -156,6 +156,17 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
     _, template, _, assumptions = of_folder(Folder(folder))
     assert template is None and any("none is used: tool_use" in line for line in assumptions)
+    said_of_text["chat_template"] = {"default": "d", "rag": "e"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
+    _, template, _, assumptions = of_folder(Folder(folder))
+    assert template == "d" and any("named default is used, not rag" in line for line in assumptions)
+    said_of_text["chat_template"] = [{"name": "default", "template": "f"}, {"name": [1], "template": "g"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
+    _, template, _, assumptions = of_folder(Folder(folder))
+    assert template == "f" and any("named default is used, not [1]" in line for line in assumptions)
+    said_of_text["chat_template"] = [{"name": "default", "template": "f"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
+    assert not any("several chat templates" in line for line in of_folder(Folder(folder))[3])
     said_of_text["chat_template"] = ""
     (folder / "tokenizer_config.json").write_text(json.dumps(said_of_text))
     assert of_folder(Folder(folder))[1] is None

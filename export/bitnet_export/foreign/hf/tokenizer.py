@@ -206,15 +206,16 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
             raise SourceError(f"{folder.path}/chat_template.jinja is not UTF-8: {error}") from None
     template = folder.json("chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        others = ", ".join(sorted(str(name) for name in named if name != "default"))
-        used = "the one named default is used, not" if "default" in named else "none is named default, none is used:"
-        assumptions.append(f"of several chat templates {used} {others}"[:200])
+        template = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
+    if isinstance(named := template, dict):
         template = named.get("default")
+        if others := ", ".join(sorted(name for name in named if name != "default")):
+            used = "the one named default is used, not" if template else "none is named default, none is used:"
+            assumptions.append(f"of several chat templates {used} {others}"[:200])
     if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
         raise SourceError(
             f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
-            "or a list of named ones"
+            "or named ones"
         )
     return whole_template(template, assumptions)
 
