@@ -188,5 +188,19 @@ def test_out_to_gguf_and_in_again(kind: str, tmp_path: Path) -> None:
         assert first.encode(text) == second.encode(text), text[:80]
 
 
+def test_ids_that_a_sentencepiece_vocabulary_does_not_say_are_llama_cpps(tmp_path: Path) -> None:
+    """A text begins with token 1, and an answer ends at 2."""
+    made = of_folder(Folder(foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **LLAMA2)))[0]
+    assert made is not None
+    size = foreign.Tokenizer.from_str(made.decode()).get_vocab_size()
+    keys = vocabulary(made, size, {"eos_token_ids": [2], "bos_token_id": 1})
+    few = {key: value for key, value in keys.items() if not key.endswith(("bos_token_id", "eos_token_id"))}
+    (definition, _, generation, _), (other, _, found, said) = of_gguf(keys), of_gguf(few)
+    assert (other, found) == (definition, generation)
+    assert runtime(other, found).encode("ab")[0] == 1
+    for role, token in (("bos", "1 ('<s>')"), ("eos", "2 ('</s>')")):
+        assert f"no key tokenizer.ggml.{role}_token_id: {token}, as in llama.cpp" in said
+
+
 def test_every_kind_of_pre_is_tested() -> None:
     assert set(PRE) - {"llama3", "llama-v3", "falcon_e"} == set(foreign.BYTE_LEVEL) | {"default"}

@@ -76,6 +76,7 @@ ENDS = (
 """Tokens at which llama.cpp ends answers by their name: the last four in code, where the gap is filled."""
 
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+_LLAMA_IDS = {"bos": 1, "eos": 2}  # with tokenizer.ggml.model = llama, if the file does not say
 _FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}
 
 
@@ -100,6 +101,8 @@ class _Reading:
         if wrong := [kind for kind in self.kinds if not NORMAL <= kind <= BYTE]:
             raise SourceError(f"tokenizer.ggml.token_type has {wrong[0]}, expected {NORMAL} to {BYTE}")
         self.ids = {role: self._id(key) for key, role in _ROLES.items()}
+        if self.model == "llama":
+            self._default_ids()
         if "tokenizer.ggml.token_type" not in metadata:
             self._guess_kinds()
         self._mend_ends()
@@ -175,6 +178,13 @@ class _Reading:
         marked = {i for i, text in enumerate(self.tokens) if text.startswith("<|") and text.endswith("|>")}
         self.kinds = [CONTROL if i in named | marked else NORMAL for i in range(len(self.tokens))]
         self.assumptions.append("no key tokenizer.ggml.token_type: tokens like <|this|> are special, others are not")
+
+    def _default_ids(self) -> None:
+        for role, token in _LLAMA_IDS.items():
+            if f"tokenizer.ggml.{role}_token_id" not in self.metadata and token < len(self.tokens):
+                self.ids[role] = token
+                found = f"{token} ({self.tokens[token]!r:.40})"
+                self.assumptions.append(f"no key tokenizer.ggml.{role}_token_id: {found}, as in llama.cpp")
 
     def _mend_ends(self) -> None:
         """Like llama.cpp, make the tokens that end answers by their name control tokens, whatever their type."""
