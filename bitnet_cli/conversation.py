@@ -69,7 +69,8 @@ class Conversation:
         self._lines = Lines(self._quiet)
         if not self._model.has_template:
             self._note(NO_TEMPLATE)
-        self._note("/help lists the commands")
+        if self._lines.typed:
+            self._note("/help lists the commands")
         with session, at_the_end(lambda: self._save_session(keep)) if keep else contextlib.nullcontext():
             while (entry := self._read()) is not None:
                 text, is_command = entry
