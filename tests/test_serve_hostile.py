@@ -188,7 +188,10 @@ def test_other_paths_methods_and_types(serving: Serving) -> None:
     assert request(serving, "GET", "/v1/nothing")[0] == 404
     status, headers, answer = request(serving, "GET", CHAT)
     assert (status, headers["allow"], answer["error"]["code"]) == (405, "POST", "wrong_method")
-    assert post(serving, CHAT, {}, **{"content-type": "text/plain"})[0] == 415
+    status, answer = post(serving, CHAT, {}, **{"content-type": "text/plain"})
+    assert status == 415
+    told = "content-type is 'text/plain', expected application/json; with curl add -H 'content-type: application/json'"
+    assert answer["error"]["message"] == told
     status, answer = post(serving, CHAT, {}, **{"content-encoding": "gzip"})
     assert (status, answer["error"]["message"]) == (415, "content-encoding is 'gzip', expected none")
     assert post(serving, CHAT, {"model": "x\r\ny", "messages": MESSAGES})[0] == 404

@@ -42,7 +42,9 @@ async def read(request: Request, most: int, take: Callable[[int], None]) -> byte
     """The whole body. take: reserves that many bytes. Raises ApiError, OverloadedError or ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a form on another site could send other types, without the browser asking us first
-        raise ApiError(415, f"content-type is {kind[:80]!r}, expected application/json", "unsupported_media_type")
+        told = f"content-type is {kind[:80]!r}, expected application/json; "
+        told += "with curl add -H 'content-type: application/json'"
+        raise ApiError(415, told, "unsupported_media_type")
     packed = request.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
         raise ApiError(415, f"content-encoding is {packed[:80]!r}, expected none", "unsupported_media_type")
