@@ -244,6 +244,11 @@ def test_import_loads_nothing_heavy() -> None:
     assert run(code).strip() == ""
 
 
+def test_a_server_has_loaded_what_answers_need() -> None:
+    """The first request would wait for it."""
+    assert run("import bitnet_serve.server\nprint('numpy' in sys.modules)").strip() == "True"
+
+
 def test_the_list_of_verbs_loads_no_package_below() -> None:
     code = (
         "import contextlib, io, sys, bitnet_cli\n"

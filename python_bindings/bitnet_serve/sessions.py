@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np  # here, and not in the first request, which would wait for it
+
 from bitnet_runtime.errors import ModelTooLargeError
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.model import Model
@@ -14,7 +16,6 @@ from bitnet_runtime.session import Session
 from bitnet_serve.stored import Shelved
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 EVERY = 60.0  # seconds, in which a text that is kept gets into the folder
@@ -125,8 +126,6 @@ class Sessions:
         It is compared with each of them, to the token: some 2 ms for MOST texts of 128,000 tokens. Hashes of blocks,
         each chained to the one before, would pay from thousands of texts on.
         """
-        import numpy as np
-
         text = np.array(prompt[:-1], np.int32)
         with self._memory.lock:  # so that no other model takes its place meanwhile
             best, same = max(
@@ -156,8 +155,6 @@ class Sessions:
         self._keep(session, who, self._idle.pop(session, 0))
 
     def _keep(self, session: Session, who: object, idle: int) -> None:
-        import numpy as np
-
         tokens = session.tokens
         size = self._size(session, len(tokens), idle)
         useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
