@@ -126,7 +126,10 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
     """The prompt of a conversation of any length. Images are given as data, never as file names or addresses."""
     model.require_next_token()
     if not model.has_template:
-        told = f"{model.path.name} has no chat template, so it cannot answer messages; /v1/completions continues a text"
+        told = (
+            f"{model.path.name} has no chat template, so it cannot answer messages; /v1/completions continues a text, "
+            "and bitnet finetune --chat teaches a model to answer"
+        )
         raise refuse(told, code="template_error")
     for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not is_data(image):
