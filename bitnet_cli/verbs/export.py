@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
         return refuse("--tokens goes with a checkpoint; a packed file is compared bit by bit, not on a text")
     if args.base and (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0"):
         return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
-    if sys.stderr.isatty():
-        print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
     with at_once():
         from bitnet_export.checkpoint.adapter import export_adapter
         from bitnet_export.checkpoint.pack import export_checkpoint
@@ -69,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if not is_packed:
             import torch  # noqa: F401  # which they load later
 
+    say("writing the file and comparing it with the source, which takes a moment …")
     tokens = args.tokens or 50_000
     report: Report | Repacked
     sparse = {"auto": None, "on": True, "off": False}[args.sparse]
