@@ -177,6 +177,11 @@ def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.Capt
     assert report["file"] == out and report["short"]["median"] <= 1e-5 and report["long"]["tokens"] == 576
     for word in ("size", "fp16", "zeros", "weights", "prompts", "text", "loss", "head", "inputs"):
         assert word in printed.err
+    assert (
+        f"{report['bits_per_weight']:.2f} bits a weight, counting those that are not ternary; fp16 has" in printed.err
+    )
+    floor = f"torch in fp32 and in fp64 differ by {report['long']['floor_mean']:.1e} on average"
+    assert f"{report['long']['worst']:.1e} at worst, which is rounding: {floor}" in printed.err
     assert report["head"]["cost"] == 0.0 and len(report["zero_inputs"]["after"]) == SMALL.n_layers
 
     for option, value in (("--head", "f16"), ("--tokens", "600")):

@@ -170,14 +170,15 @@ class Report:
             [
                 *([unfinished] if self.quantized < 1 else []),
                 *([adapter] if self.adapter_bytes else []),
-                f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
-                f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
+                f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight, counting "
+                f"those that are not ternary; fp16 has {self.fp16_bytes / 1e6:.2f} MB, "
+                f"{self.fp16_bytes / self.file_bytes:.1f} times as much",
                 f"zeros      {zeros} % of the ternary weights, by layer",
                 f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
                 f"and the scales equal training's ({self.tensors_equal} tensors)",
                 f"prompts    {short.windows} of {short.length} tokens: {short.apart}",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
-                f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
+                f"worst, which is rounding: torch in fp32 and in fp64 differ by {long.floor_mean:.1e} on average",
                 *([] if long.vectors else loss),
                 *([] if self.images is None else [_of_images(self.images)]),
                 *([] if self.draft is None else [_of_draft(self.draft)]),
@@ -189,7 +190,8 @@ class Report:
 def _of_images(found: Agreement) -> str:
     return (
         f"images     {found.windows} of {found.length} patches: numbers of their vectors differ by "
-        f"{found.mean:.1e} on average, {found.worst:.1e} at worst (torch in fp64: {found.floor_mean:.1e} on average)"
+        f"{found.mean:.1e} on average, {found.worst:.1e} at worst, which is rounding: "
+        f"torch in fp32 and in fp64 differ by {found.floor_mean:.1e} on average"
     )
 
 
@@ -224,7 +226,8 @@ class Checked:
                 f"weights    {weights} tensors of the layers ({self.tensors_equal} tensors)",
                 f"prompts    {short.windows} of {short.length} tokens: {short.apart}",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
-                f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
+                f"worst, which is rounding: torch in fp32 and in fp64 differ by {long.floor_mean:.1e} on average, with "
+                f"noise of 1e-5 on the embedding by {self.noise:.1e}",
                 *([] if self.images is None else [_of_images(self.images)]),
                 *([] if long.vectors else [f"{'head  ' if self.ternary_weights else 'stored'}     {self.head}"]),
             ]
