@@ -107,3 +107,18 @@ def test_parameters_are_those_that_training_counts(
     with Model.load(tmp_path / "m", threads=1) as model:
         assert model.info.parameters == facts["parameters"] == count
     assert f"packed model, {count:,} parameters, " in shown
+
+
+def test_options_that_have_their_defaults_are_shown_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random_model(SMALL.replace(activation="silu"), tmp_path / "m")
+    facts, shown = inspected(tmp_path / "m", capsys)
+    assert "  dim=64  " in shown and "  activation=silu" in shown
+    assert "image_size" not in shown and "rope_beta_fast" not in shown
+    assert facts["config"][0]["image_size"] == 0
+    made = facts["metadata"]["provenance"]
+    assert isinstance(made, dict) and all(f"  {name}={value}" in shown for name, value in made.items())
+    assert main(["inspect", str(tmp_path / "m"), "--all"]) == 0
+    every = capsys.readouterr().out
+    assert all(f"  {name}=" in every for name in ("dim", "activation", "image_size", "rope_beta_fast"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitnet_cli.signals import at_once
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Check every byte of a packed file and show its header, configuration and tensors; or of a saved session, and "
-        "show which model it belongs to."
+        "show which model it belongs to. Of the options of a model it shows its size, and what is not the default."
     )
     parser.add_argument("file", help="a packed file, a model or an adapter; or a saved session")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--all", action="store_true", help="also the options of the model that have their defaults")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with all options")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         facts, shown = {"kind": "session"} | session._asdict(), _of_session(session)
     else:
         file = PackedFile.open(args.file, adapter=None)
-        facts, shown = describe(file), _table(file)
+        facts, shown = describe(file), _table(file, args.all)
     print(json.dumps({"file": args.file} | facts, indent=2) if args.json else shown)
     return 0
 
@@ -131,7 +133,8 @@ def _stack(file: PackedFile, number: int) -> dict[str, Any]:
     return {"name": config.name, "is": what_it_is(config)} | sizes | {f"active_{k}": v for k, v in active.items()}
 
 
-def _table(file: PackedFile) -> str:
+def _table(file: PackedFile, every: bool) -> str:
+    """every: also the options that have their defaults."""
     facts = describe(file)
     kind, weights = facts["kind"], facts["weights"]
     whose = "of the model whose weights are" if file.base else "weights of"
@@ -142,11 +145,14 @@ def _table(file: PackedFile) -> str:
     ]
     rows = [(s["name"], f"{s['offset']:,}", f"{s['bytes']:,}", s["crc"]) for s in facts["sections"]]
     lines += ["", *_columns(("section", "offset", "bytes", "checksum"), rows, "<>><")]
-    for stack, config in zip(facts["stacks"], facts["config"], strict=True):
-        lines += ["", f"stack {escape(config.pop('name'))}", f"  {stack['is']}", f"  {_sizes(stack)}"]
-        lines += _wrap([f"{key}={escape(_plain(value))}" for key, value in config.items()])
+    for stack, config in zip(facts["stacks"], file.configs, strict=True):
+        lines += ["", f"stack {escape(config.name)}", f"  {stack['is']}", f"  {_sizes(stack)}"]
+        lines += _wrap(_options(config, every))
     for key, value in facts["metadata"].items():
-        lines += ["", f"{escape(key)}: {escape(_plain(value))}"]
+        if isinstance(value, dict):
+            lines += ["", escape(key), *_wrap(_pairs(value))]
+        else:
+            lines += ["", f"{escape(key)}: {escape(_plain(value))}"]
     cells: list[tuple[str, ...]] = []
     for t in facts["tensors"]:
         scale = " … ".join(f"{s:.4g}" for s in dict.fromkeys(t["scale"] or []))
@@ -155,6 +161,25 @@ def _table(file: PackedFile) -> str:
         cells.append((t["name"], shape, t["encoding"], f"{t['bytes']:,}", scale, zeros))
     lines += ["", *_columns(("tensor", "shape", "encoding", "bytes", "scale", "zeros"), cells, "<<<>>>")]
     return "\n".join(lines)
+
+
+def _options(config: ModelConfig, every: bool) -> list[str]:
+    shown, defaults = config.to_dict(), {f.name: f.default for f in dataclasses.fields(config)}
+    usual = [name for name in shown if getattr(config, name) == defaults[name]]
+    for name in ("name", *(() if every else usual)):
+        shown.pop(name, None)
+    return _pairs(shown)
+
+
+def _pairs(values: Mapping[str, Any], before: str = "") -> list[str]:
+    """NAME=VALUE of each value, and of those in objects."""
+    found = []
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found += _pairs(value, f"{before}{name}.")
+        else:
+            found.append(escape(f"{before}{name}={_plain(value)}"))
+    return found
 
 
 def _sizes(stack: dict[str, Any]) -> str:
