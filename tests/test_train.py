@@ -210,6 +210,18 @@ def test_too_little_validation_text_is_told_before_the_first_step(
     assert "step 1" not in said
 
 
+def test_what_the_lines_speak_of_is_explained(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train", *TINY, "--data", sentences, "--out", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.index("λ is how much of the quantization counts") < said.index("step 1 of")
+    assert "the learning rate falls from here on; step-000014 is kept: a longer run goes on from it\n" in said
+    assert (tmp_path / "run/step-000014").is_dir()
+    run("train", *TINY, "--data", sentences, "--out", tmp_path / "ternary", "--quantize-warmup", "0")
+    assert "λ" not in capsys.readouterr().err
+
+
 def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begin = time.monotonic()
     assert (

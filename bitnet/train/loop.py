@@ -116,6 +116,8 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
         profiled(run.folder, settings.profile) as step_is_over,
     ):
         over = validation.over(run)  # it may have been over when it was interrupted
+        if schedule.quantization(settings, run.place) < 1 and run.model.config.ternary_weights:
+            say("λ is how much of the quantization counts: 0 for weights in floating point, 1 for ternary ones")
         while run.progress < 1 and not over and not _agreed(interruption):
             falls = schedule.falls(settings, run.place)
             if not falls and state["step"] > 2 * (state["stable"] or math.inf):
@@ -125,6 +127,8 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
                 settle(run, log, started)
                 if saved_step != state["step"]:
                     run.save()
+                kept = saving.name_of(state["step"])
+                progress.say(f"the learning rate falls from here on; {kept} is kept: a longer run goes on from it")
             mixtures.advance(run)
             before = run.progress
             step(run, log, started)
