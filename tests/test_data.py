@@ -251,3 +251,14 @@ def test_too_little_text_for_a_batch() -> None:
     assert dataset.Batches(counting(51), 4, 10, 0).per_epoch == 4
     with pytest.raises(corpus.DataError, match="has 50 tokens, one batch of 4 × 10 needs 51"):
         dataset.Batches(counting(50), 4, 10, 0)
+
+
+def test_a_long_reading_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=6.0)  # seconds between two looks at the clock
+    monkeypatch.setattr(corpus.time, "monotonic", lambda: next(now))
+    said: list[str] = []
+    train, held_out = corpus.split([f"{i}" * 100_000 for i in range(10)], 0.3, said.append)
+    assert said == ["read 0.2 MB of text", "read 0.6 MB of text"]  # after 10 seconds, and 20 more
+    said.clear()
+    assert len([*train, *held_out]) == 10
+    assert said[0] == f"read 0.2 of {train.n_bytes / 1e6:.1f} MB of text"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,25 @@ def _with_encoding(file: str) -> str:
         return file + (" (UTF-16)" if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "")
 
 
+PAUSE = 10.0
+"""Seconds until a line says how far a reading is; each pause is twice the one before."""
+
+
+class Reading:
+    """Says now and then how much has been read. of: all bytes, if known."""
+
+    def __init__(self, say: Callable[[str], object], of: int = 0) -> None:
+        self._say, self._of, self._read = say, f" of {of / 1e6:,.1f}" if of else "", 0
+        self._pause, self._due = PAUSE, time.monotonic() + PAUSE
+
+    def add(self, n_bytes: int) -> None:
+        self._read += n_bytes
+        if time.monotonic() >= self._due:
+            self._say(f"read {self._read / 1e6:,.1f}{self._of} MB of text")
+            self._pause *= 2
+            self._due = time.monotonic() + self._pause
+
+
 @dataclass(frozen=True)
 class Texts:
     """Some of the documents of a source, in its order."""
@@ -97,15 +117,18 @@ class Texts:
     n_bytes: int
     cut: tuple[int, slice] = (-1, slice(None))  # index of a document of which only this part belongs here
     cut_digest: bytes = b""  # SHA-256 of that whole document
+    say: Callable[[str], object] = lambda _: None  # is told now and then how far a reading is
 
     def __iter__(self) -> Iterator[str]:
-        (at, part), digests = self.cut, iter(self.digests)
+        (at, part), digests, reading = self.cut, iter(self.digests), Reading(self.say, self.n_bytes)
         for i, (text, chosen) in enumerate(itertools.zip_longest(self.source, self.chosen)):
             mine = text if i != at or text is None else text[part]
-            if mine is None or chosen is None or (chosen and hashlib.sha256(mine.encode()).digest() != next(digests)):
+            encoded = mine.encode() if mine is not None and chosen else b""
+            if mine is None or chosen is None or (chosen and hashlib.sha256(encoded).digest() != next(digests)):
                 raise DataError("the data was changed while it was read; start again")
             if chosen:
                 yield mine
+                reading.add(len(encoded))
 
 
 def split(
@@ -122,8 +145,10 @@ def split(
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
     n_bytes, seen, longest, at, n_texts, n_alike = [0, 0], set(), "", 0, 0, 0
+    reading = Reading(say)
     for i, text in enumerate(source):
         digest = hashlib.sha256(encoded := text.encode()).digest()
+        reading.add(len(encoded))
         side = int.from_bytes(digest[:8]) < validation * 2**64
         n_texts += bool(text)
         new = bool(text) and digest not in seen
@@ -142,7 +167,8 @@ def split(
         say(line)
     if n_alike:
         say(f"{n_alike:,} of {n_texts:,} documents are near duplicates and were left out")
-    train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
+    sides = zip(chosen, digests, n_bytes, strict=True)
+    train, held_out = (Texts(source, *of_side, say=say) for of_side in sides)
     if train.digests and held_out.digests:
         return train, held_out
     return _cut(train if train.digests else held_out, longest, at, validation)
@@ -164,8 +190,8 @@ def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts,
     digests[before] = hashlib.sha256(first).digest()
     only = bytes(i == at for i in range(len(texts.chosen)))
     return (
-        Texts(texts.source, texts.chosen, digests, texts.n_bytes - len(last), (at, parts[0]), whole),
-        Texts(texts.source, only, [hashlib.sha256(last).digest()], len(last), (at, parts[1]), whole),
+        Texts(texts.source, texts.chosen, digests, texts.n_bytes - len(last), (at, parts[0]), whole, texts.say),
+        Texts(texts.source, only, [hashlib.sha256(last).digest()], len(last), (at, parts[1]), whole, texts.say),
     )
 
 
