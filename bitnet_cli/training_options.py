@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from bitnet.train.loop import Outcome
 
 
+FIRST = ("preset", "data", "chat", "out", "tokenizer", "steps", "minutes", "context", "batch", "lr")
+"""Options that most runs give: --help shows them before the others."""
+
+
 def add_branch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="branch", default="", metavar="RUN",
@@ -26,6 +30,8 @@ def add_branch(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...], finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
+    source = "SRC " * finetune
+    parser.usage = f"%(prog)s {source}[--data NAME ...] [--out NAME] [--steps N | --minutes X] [OPTION ...]"
     parser.add_argument(
         "--config", metavar="FILE", help="TOML: options in tables [train] and [model]; or a Thinker's JSON; flags win"
     )
@@ -33,19 +39,21 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...], fine
         "--set", metavar="NAME=VALUE", action="append",
         help="an option of the model, such as dim=256; repeatable; docs/options.md lists them",
     )  # fmt: skip
+    first, others = map(parser.add_argument_group, ("options of most runs", "more options"))
     for f in dataclasses.fields(Settings):
         if f.name in without:
             continue
+        group = first if f.name in FIRST else others
         plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
         text = f.metadata["help"] + (f" [{shown}]" if shown else "")
         if isinstance(plain, bool):
-            parser.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, help=text)
+            group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, help=text)
             continue
         kind: dict[str, Any] = {"nargs": "+", "action": "extend"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]
         word = None if f.name in CHOICES else {int: "N", float: "X"}.get(type(plain), "NAME")
-        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=word, **kind)
+        group.add_argument(flag_of(f.name), default=None, help=text, metavar=word, **kind)
 
 
 def before_torch() -> None:

@@ -152,6 +152,17 @@ def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
     assert (settings.lr, settings.steps, settings.batch, model.dim, model.head_dim) == (0.006, 3000, 8, 256, 64)
 
 
+@pytest.mark.parametrize("verb", ["train", "finetune"])
+def test_help_begins_with_what_most_runs_give(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bitnet_cli.main([verb, "--help"]) == 0
+    usage, *rest = capsys.readouterr().out.splitlines()
+    assert usage.startswith(f"usage: bitnet {verb} ") and rest[0] == ""  # not the names of all options
+    first, others = (rest.index(title) for title in ("options of most runs:", "more options:"))
+    places = {name: at for at, line in enumerate(rest) if (name := line.strip().partition(" ")[0]).startswith("--")}
+    assert all(first < places[name] < others for name in ("--data", "--out", "--steps", "--minutes", "--lr"))
+    assert all(others < places[name] for name in ("--column", "--spike", "--recompute,"))
+
+
 def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
     helps = {}
     for verb in ("train", "finetune"):
