@@ -171,8 +171,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return 130
     except BrokenPipeError:
         raise
-    except ModuleNotFoundError as error:
-        if not verb:
+    except ImportError as error:
+        if told := _of_another_project():
+            return _fail(told)
+        if not (verb and isinstance(error, ModuleNotFoundError)):
             raise  # the module of a verb itself imports only what is always installed
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
@@ -194,6 +196,20 @@ def _fail(message: str) -> int:
 
     say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
+
+
+def _of_another_project() -> str:
+    """What to do about the unrelated package that is also imported as `bitnet`; "" if it is not installed."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("bitnet")
+    except metadata.PackageNotFoundError:
+        return ""
+    return (
+        f"the package `bitnet` {version}, another project, is installed too and has files of the same names; "
+        f"run {sys.executable} -m pip uninstall bitnet, then install bitnet-edge again with --force-reinstall"
+    )
 
 
 def _install(extra: str) -> str:
