@@ -105,7 +105,11 @@ def _module(verb: str) -> Any:
 def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
     """The main parser and the parsers of the verbs."""
     about = "Train a ternary transformer, pack it into one file, run it fast."
-    parser = Parser(prog="bitnet", description=about, formatter_class=_Columns)
+    more = (
+        "bitnet VERB --help shows the options of a verb. A first model: bitnet train --data my_text --out runs/mine, "
+        "then bitnet export runs/mine mine.bitnet, then bitnet generate mine.bitnet -p TEXT."
+    )
+    parser = Parser(prog="bitnet", description=about, epilog=more, formatter_class=_Columns)
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
     for verb in VERBS:

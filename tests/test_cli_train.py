@@ -23,6 +23,7 @@ def bitnet(*argv: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert bitnet_cli.main(["--help"]) == 0
     text = capsys.readouterr().out
+    assert "bitnet VERB --help shows the options of a verb. A first model: bitnet train" in " ".join(text.split())
     for verb in VERBS:
         assert f"\n    {verb.name} " in text
         assert bitnet_cli.main([verb.name, "--help"]) == 0
