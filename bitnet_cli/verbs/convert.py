@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -131,10 +132,14 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
-    """The current step, on one line of the terminal, which is cleared at the end."""
-    shown = sys.stderr.isatty()
+    """The current step, on one line of the terminal, which is cleared at the end; in a log the first of each kind."""
+    shown, kind = sys.stderr.isatty(), ""
 
     def show(what: str) -> None:
+        nonlocal kind
+        before, kind = kind, re.split(r"\d", what, maxsplit=1)[0]
+        if not shown and kind not in ("", before):
+            say(escape(what))
         if shown:
             width = shutil.get_terminal_size().columns - 1  # more would wrap, and a wrapped line is not cleared
             print(f"\r\x1b[K{escape(what)[:width]}", end="", file=sys.stderr, flush=True)
