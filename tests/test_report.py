@@ -12,10 +12,13 @@ from unittest import mock
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 import bitnet_cli
 from bitnet import process
+from bitnet.data import tokenizer
 from bitnet.presets import PRESETS
+from bitnet.report import attention
 from bitnet.report.figures import PANELS, of_layers, smooth
 from bitnet.report.page import sample, summary
 from bitnet.train import checkpoint, runlog
@@ -139,6 +142,35 @@ def test_a_sample_begins_and_ends_with_the_tokens_that_the_model_names() -> None
         config=Scripted.config, words=byte_tokenizer(), generation=named, model=Scripted(), folder=Path("x")
     )
     assert sample(cast(Checkpoint, checkpoint), "", "a", 5) == "ab\0c" and set(begun) == {7}
+
+
+def test_a_prompt_is_encoded_as_the_model_was_trained(tmp_path: Path) -> None:
+    """A Unigram model makes </s> of a text with this tag of HTML, which training and the engine read as characters."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((chr(code), -8.0) for code in range(33, 127))]
+    words = Tokenizer(models.Unigram(pieces, 0, False))
+    words.add_special_tokens(["<unk>", "<s>", "</s>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    words, seen = tokenizer.load(tmp_path / "tokenizer.json"), list[list[int]]()
+    expected = [1, *next(tokenizer.encoder(words)(["a</s>b"]))]
+
+    class Listening:
+        config = PRESETS["tiny"].replace(vocab_size=97)
+
+        def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+            seen.append(ids[0].tolist())
+            return torch.zeros(1, 1, 97)
+
+        def attention_weights(self, ids: torch.Tensor, prefix_B: torch.Tensor) -> list[torch.Tensor]:
+            seen.append(ids[0].tolist())
+            return []
+
+    named = {"bos_token_id": 1, "eos_token_ids": [2]}
+    checkpoint = cast(Checkpoint, SimpleNamespace(
+        config=Listening.config, words=words, generation=named, model=Listening(), folder=tmp_path
+    ))  # fmt: skip
+    sample(checkpoint, "", "a</s>b", 1)
+    attention.weights_of(checkpoint, "a</s>b")
+    assert len(expected) == 7 and seen == [expected, expected]
 
 
 @pytest.mark.parametrize("name", ["config.json", "state.json", "tokenizer.json", "model.safetensors"])

@@ -54,7 +54,7 @@ def weights_of(checkpoint: Checkpoint, text: str) -> tuple[list[str], list[NDArr
     words, most = checkpoint.words, min(MOST, checkpoint.config.max_context)
     ids = [
         tokenizer.separator(words, checkpoint.generation),
-        *words.encode(text, add_special_tokens=False).ids,
+        *next(tokenizer.encoder(words)([text])),
     ]
     if not 2 <= len(ids) <= most:
         other = "a shorter text" if len(ids) > most else "a text"

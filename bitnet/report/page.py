@@ -122,7 +122,7 @@ def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> 
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
         words, generation = checkpoint.words, checkpoint.generation
         first = tokenizer.separator(words, generation)
-        ids = [first, *words.encode(prompt, add_special_tokens=False).ids]
+        ids = [first, *next(tokenizer.encoder(words)([prompt]))]
         made = _generate(checkpoint.model, ids, n, {first, *(generation.get("eos_token_ids") or [])})
     except (ValueError, TypeError, OSError) as error:
         return f"[no sample: {error}]"
