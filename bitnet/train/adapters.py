@@ -14,6 +14,8 @@ def added(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> M
         raise ValueError(f"--set {next(iter(overrides))} does not go with --lora: the model stays as it is")
     if settings.quantize_warmup:
         raise ValueError("--quantize-warmup does not go with --lora: the model stays ternary from the first step on")
+    if settings.embedding_lr:
+        raise ValueError("--embedding-lr does not go with --lora, which trains only adapters, at --lr; leave it out")
     if base.adapters:
         raise ValueError("the source has adapters already; go on with its run, or begin with what that began with")
     if base.input != "tokens" or not base.ternary:
