@@ -304,6 +304,23 @@ def test_shares_are_the_whole() -> None:
             assert max(b - a for a, b in edges) - min(b - a for a, b in edges) <= 1
 
 
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler may set RANK and WORLD_SIZE alone, and show each process all GPUs or only its own."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for there, place in ((2, "1"), (1, None), (2, None)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        monkeypatch.setenv("LOCAL_RANK", place) if place else monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if (there, place) == (2, None):
+            with pytest.raises(parallel.ParallelError, match="without LOCAL_RANK, and this process sees 2 GPUs"):
+                parallel.take_gpu()
+        else:
+            parallel.take_gpu()
+    assert taken == [1, 0]
+
+
 # ---- torchrun ----
 
 

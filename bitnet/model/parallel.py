@@ -120,7 +120,13 @@ def _join() -> Store:
 
 def take_gpu() -> None:
     """Give "cuda" a different device in each process of a machine."""
-    place, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    there = torch.cuda.device_count()
+    if "LOCAL_RANK" not in os.environ and there > 1 and os.environ["WORLD_SIZE"] != "1":
+        raise ParallelError(
+            f"RANK and WORLD_SIZE are set without LOCAL_RANK, and this process sees {there} GPUs: all would take the "
+            "first; set LOCAL_RANK to the number of the process on its machine, from 0, or start them with torchrun"
+        )
+    place = int(os.environ.get("LOCAL_RANK", "0"))
     if place >= there:
         raise ParallelError(f"process {place + 1} of this machine finds {there} GPUs; lower --nproc-per-node")
     torch.cuda.set_device(place)
