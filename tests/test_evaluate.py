@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitnet_cli
-from bitnet.data import dataset
+from bitnet.data import dataset, masked
+from bitnet.evaluate import answers
 from bitnet.evaluate.loss import Overlapping, Result, evaluate, evaluate_packed, log_probabilities, spread
 from bitnet.model import head
 from bitnet.model.transformer import Transformer
@@ -90,13 +92,21 @@ def test_loss_with_a_stride_token_by_token(stride: int) -> None:
     assert result.bits_per_byte == pytest.approx(result.nats_per_token / math.log(2) / 3)
 
 
-def test_logits_of_an_evaluation_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is that of the whole, and no tensor is as large as the logits of a batch."""
+@pytest.mark.parametrize("what", ["text", "masked", "answers"])
+def test_logits_of_an_evaluation_are_never_in_memory_together(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and right tokens are those of the whole, and no tensor is as large as the logits of a batch."""
     model = Transformer(SMALL.replace(max_context=16)).eval()
-    text = tokens_of([random.Random(2).randrange(SMALL.vocab_size) for _ in range(129)])
-    inputs, targets = text.window(range(8), 16)
+    plain = tokens_of(random.Random(2).choices(range(SMALL.vocab_size), k=129))
+    text = masked.ViewedTokens(plain, masked.Masking(1, SMALL.vocab_size, 0)) if what == "masked" else plain
+    inputs, targets = (each.clone() for each in text.window(range(8), 16))  # of one tensor
     with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        logits = model(inputs)
+    for row in range(0, 8, 2):  # half of the rows are right throughout
+        counts = targets[row] != dataset.IGNORED
+        targets[row, counts] = logits[row].argmax(-1)[counts]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    monkeypatch.setattr(type(text), "window", lambda *_: (inputs, targets))
+    records: Any = SimpleNamespace(count=lambda _: 8, rows=lambda *_: (inputs, targets))
     monkeypatch.setitem(head.PORTION, "cpu", 4 * SMALL.vocab_size)
     sizes: list[int] = []
 
@@ -107,9 +117,12 @@ def test_logits_of_an_evaluation_are_never_in_memory_together(monkeypatch: pytes
             return out
 
     with Watching():
-        found = evaluate(model, text, 16, batch=8)
+        found = answers.evaluate(model, records, 16, 8) if what == "answers" else evaluate(model, text, 16, batch=8)
     assert found.nats_per_token == pytest.approx(float(expected), rel=1e-6)
-    assert found.tokens == 128 and 0 < max(sizes) < 128 * SMALL.vocab_size
+    assert found.tokens == (targets >= 0).sum() and 0 < max(sizes) < 128 * SMALL.vocab_size
+    likeliest = ((logits.argmax(-1) == targets) & (targets >= 0)).sum() / found.tokens
+    right = {"text": None, "masked": pytest.approx(float(likeliest)), "answers": 0.5}[what]
+    assert getattr(found, "accuracy", getattr(found, "right", None)) == right and 0 < likeliest < 1
 
 
 def test_the_standard_error_is_how_far_parts_of_a_text_lie_from_the_whole() -> None:

@@ -180,7 +180,10 @@ def test_log_probabilities_and_their_gradient(more: dict[str, Any], monkeypatch:
     weights = torch.randn(2, 9).double()
     head = Head(config, w, bias)
     learnt = [x, w, *([bias] if bias is not None else [])]
-    found = log_probabilities(head, x, targets)
+    best = head.logits(x).argmax(-1)
+    targets[1, :4] = best[1, :4]
+    found, likeliest = log_probabilities(head, x, targets)
+    assert likeliest.equal((best == targets).double()) and 4 <= likeliest.sum() < 14
     expected = -F.cross_entropy(head.logits(x).flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
     close = {"rtol": 0, "atol": 1e-10}  # fp64 sums of 50 in another order
     assert torch.allclose(found, expected, **close) and not found[0, :4].any()
@@ -217,7 +220,7 @@ def test_the_loss_by_hand() -> None:
             at = int((rows[2][row] == pair).nonzero()[0])
             logs[row, at] = value
     reference = torch.tensor([[-2.0, -2.0], [-1.0, -1.0]])
-    terms = learning.terms(lambda *_, **__: logs, reference, 0.5, *rows)  # type: ignore[arg-type]
+    terms = learning.terms(lambda *_, **__: torch.stack([logs, logs]), reference, 0.5, *rows)  # type: ignore[arg-type]
     margins = [0.5 * ((-1 + 2) - (-3 + 2)), 0.5 * ((-2 + 1) - (-1.5 + 1))]
     loss = sum(math.log(1 + math.exp(-margin)) for margin in margins)
     expected = {"preference": loss, "margin": sum(margins), "accuracy": 1.0, "chosen": 0.5 * (1 - 1)}

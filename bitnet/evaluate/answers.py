@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from bitnet.data.dataset import IGNORED
 from bitnet.data.picture_rows import Answers
@@ -42,12 +41,11 @@ def evaluate(model: Transformer, records: Answers | Talks, context: int, batch: 
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = records.rows(chosen[i * batch : (i + 1) * batch], context)
             inputs, targets, *told = (t.to(model.device) for t in rows)
-            logits = model(inputs, *told)
+            log_p, likeliest = model(inputs, *told, targets_BT=targets, each=True)  # never all logits in memory
             if counts:
-                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-                total += loss.double().item()
+                total -= log_p.double().sum().item()
                 counted += int((targets != IGNORED).sum())
-                right += int(((logits.argmax(-1) == targets) | (targets == IGNORED)).all(1).sum())
+                right += int(((likeliest > 0) | (targets == IGNORED)).all(1).sum())
                 answers += len(targets)
     total, n_counted, n_right, n_answers = parallel.total([total, counted, right, answers])
     return Answered(total / n_counted, n_right / n_answers, int(n_answers), int(n_counted))

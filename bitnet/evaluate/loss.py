@@ -175,7 +175,6 @@ def evaluate(
     Always in fp32 and without autocast: the loss that the engine will have.
     """
     import torch
-    from torch.nn import functional as F
 
     from bitnet.data import masked
     from bitnet.model import parallel
@@ -192,15 +191,12 @@ def evaluate(
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
             inputs, targets, *documents = (t.to(device) for t in rows)
-            if hidden:
-                logits = model(inputs, *documents).flatten(0, 1)
-                losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
-            else:  # as in training, without all logits in memory at once
-                losses = -model(inputs, *documents, targets_BT=targets, each=True)
+            # as in training, without all logits in memory at once
+            log_p, likeliest = model(inputs, *documents, targets_BT=targets, each=True)
             if counts:
                 counted = (targets != dataset.IGNORED).sum(1)
-                sums += spread(losses.double().sum(1).tolist(), counted.tolist())
-                right += int((logits.argmax(1) == targets.flatten()).sum()) if hidden else 0
+                sums += spread((-log_p).double().sum(1).tolist(), counted.tolist())
+                right += int(likeliest.sum())
     *found, n_right = parallel.total([*sums, right])
     if hidden:
         return Hidden(found[1] / found[2], n_right / found[2], int(found[2]))

@@ -153,14 +153,15 @@ class _LogProbabilities(torch.autograd.Function):
         w, codes = head_operands(w_VD, head.config.head_format, head.amount, head.config.weight_scale, dtype)
         ctx.made, ctx.dtype = (w, codes, bias_V, head, dtype), w_VD.dtype
         ctx.save_for_backward(x_ND, targets_N)
-        found_N = torch.empty(len(x_ND), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
+        found_2N = torch.empty(2, len(x_ND), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
         for here, _, z_NV in _portions(x_ND, *ctx.made):
-            found_N[here] = z_NV.gather(1, targets_N[here, None])[:, 0] - z_NV.logsumexp(-1)
-        return found_N
+            found_2N[0, here] = z_NV.gather(1, targets_N[here, None])[:, 0] - z_NV.logsumexp(-1)
+            found_2N[1, here] = (z_NV.argmax(-1) == targets_N[here]).to(found_2N.dtype)
+        return found_2N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        (x_ND, targets_N), (w, _, bias_V, head, dtype) = ctx.saved_tensors, ctx.made
+    def backward(ctx: Any, grad_2N: Tensor) -> tuple[Tensor | None, ...]:
+        (x_ND, targets_N), (w, _, bias_V, head, dtype), grad_N = ctx.saved_tensors, ctx.made, grad_2N[0]
         grad_x, learns = torch.empty_like(x_ND), ctx.needs_input_grad[1:3]
         grad_w = torch.zeros_like(w, dtype=ctx.dtype) if learns[0] else None
         grad_b = torch.zeros_like(bias_V) if bias_V is not None and learns[1] else None
@@ -189,11 +190,15 @@ def _portions(
 
 
 def log_probabilities(head: Head, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-    """Log-probability of each target in nats, 0 where ignored (< 0): (B, T). x: hidden states after the final norm."""
+    """Log-probability of each target in nats, and 1 where no token is likelier; both 0 where ignored (< 0): (2, B, T).
+
+    x: hidden states after the final norm.
+    """
     counts = targets_BT >= 0
     apply: Callable[..., Tensor] = _LogProbabilities.apply
     found = apply(x_BTD[counts], head.weight, head.bias, targets_BT[counts], head)
-    return torch.zeros(counts.shape, device=found.device, dtype=found.dtype).masked_scatter(counts, found)
+    nothing = torch.zeros(2, *counts.shape, device=found.device, dtype=found.dtype)
+    return nothing.masked_scatter(counts.expand(2, -1, -1), found)
 
 
 TEXT = 0.1

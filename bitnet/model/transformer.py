@@ -257,8 +257,9 @@ class Transformer(nn.Module):
 
         targets: the tokens to predict, negative where ignored; returns Σ cross-entropy in nats instead of logits,
         which are never all in memory, and in training also runs the draft (`drafted`). each: instead the
-        log-probability of each target, (B, T), 0 where ignored. images: those at the places of `image_token`; with
-        `which`, the index of the image at each place. For two towers any, (n, C, S, S); their vectors come last.
+        log-probability of each target, and 1 where it is the likeliest token, (2, B, T), 0 where ignored. images:
+        those at the places of `image_token`; with `which`, the index of the image at each place. For two towers any,
+        (n, C, S, S); their vectors come last.
         """
         config = self.config
         images = images if which_n is None else Shared(cast(Tensor, images), which_n)

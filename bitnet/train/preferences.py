@@ -215,7 +215,7 @@ def _places(documents: Tensor) -> Tensor:
 
 def _said(forward: nn.Module, inputs: Tensor, targets: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the pairs in a batch, and the log-probabilities of their answers (n, 2)."""
-    logs_BT = forward(inputs, documents, targets_BT=targets, each=True)
+    logs_BT = forward(inputs, documents, targets_BT=targets, each=True)[0]
     half = len(inputs) // 2
     places, of_BT = _places(documents).unique(return_inverse=True)
     sides = [
