@@ -27,7 +27,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 _traced = torch.library.custom_op("bitnet::product", _product, mutates_args=(), device_types="cpu")
 """A custom op for inductor, which by itself uses oneDNN's product only for constant weights."""
-_traced.register_fake(lambda a, b: a.new_empty(len(a), b.shape[1]))
+_traced.register_fake(lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
 
 def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from bitnet.model import compiler
 from bitnet.model.compiler import compile_layers
 from bitnet.model.transformer import Transformer
 from bitnet.train import runlog
+from vision_models import PALIGEMMA, VISION
 
 torch.set_num_threads(1)
 
@@ -114,6 +115,31 @@ def test_other_choices_of_experts_compile_nothing_again() -> None:
         with compiler.eagerly():
             assert same(found, gradients(model, tokens=tokens))
     assert len(loads) == 3 and len(graphs) == 1 and min(graphs) > 0
+
+
+@pytest.mark.usefixtures("fresh")
+def test_another_number_of_pictures_compiles_nothing_again() -> None:
+    """A batch of conversations has another one in every pass; a graph for one and another for any, at each λ."""
+    torch.manual_seed(0)
+    model = Transformer(PALIGEMMA.replace(vocab_size=61, image_token=60))
+    assert model.vision
+    compiler.compile_layers(model, "aot_eager")
+    counters.clear()  # of the trial
+    graphs = []
+    for n in (2, 3, 4, 5):
+        pixels = torch.rand(n, 3, VISION.image_size, VISION.image_size)
+        model.zero_grad()
+        found = model.vision.features(pixels)
+        found.square().sum().backward()
+        gradients = [p.grad.clone() for p in model.vision.layers.parameters() if p.grad is not None]
+        graphs.append(counters["stats"]["unique_graphs"])
+        model.zero_grad()
+        with compiler.eagerly():
+            expected = model.vision.features(pixels)
+            expected.square().sum().backward()
+        assert found.equal(expected)
+        assert same(gradients, [p.grad for p in model.vision.layers.parameters() if p.grad is not None])
+    assert graphs == [1, 2, 2, 2] and not counters["graph_break"]
 
 
 @pytest.mark.usefixtures("fresh")

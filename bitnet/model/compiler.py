@@ -45,11 +45,13 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
             "names, and Python's headers, on a GPU Triton too; or leave --compile out"
         ) from None
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-    for layer in (layer for stack in model.stacks for layer in stack.blocks):
-        if layer.config.n_experts:  # how many tokens each gets differs in every pass, and each number would be a graph
-            layer.mixture = torch.compiler.disable(layer.mixture)  # type: ignore[method-assign]
-        layer.compile(backend=backend, dynamic=False)
     for stack in model.stacks:
+        # A batch of conversations has any number of pictures, and each would be a graph: the second is for all others.
+        dynamic = None if stack is model.vision else False
+        for layer in stack.blocks:
+            if layer.config.n_experts:  # as many tokens as differ in every pass, and each number would be a graph
+                layer.mixture = torch.compiler.disable(layer.mixture)  # type: ignore[method-assign]
+            layer.compile(backend=backend, dynamic=dynamic)
         stack.in_blocks = model.device.type == "cuda" and takes_blocks(stack.config)
     model.portion = torch.compile(model.portion, backend=backend, dynamic=False)
 
