@@ -45,14 +45,15 @@ def rows(outcomes: Outcomes) -> list[Row]:
             head = f"{cell.name}-{arm}-lr{rate:g}-seed"
             chosen = {int(name[len(head) :]): o for name, o in outcomes.items() if name.startswith(head)}
             by_seed = {seed: chosen[seed]["report"]["nats_per_token"] for seed in sorted(chosen)}
-            bits = [chosen[seed]["report"]["bits_per_byte"] for seed in sorted(chosen)]
+            bits = {seed: chosen[seed]["report"]["bits_per_byte"] for seed in sorted(chosen)}
             mean, half = interval([*by_seed.values()])
             found.append({
                 "size": cell.size, "each": cell.each, "arm": arm, "parameters": size.parameters,
                 "body": size.parameters - size.table, "tokens": cell.tokens, "steps": cell.steps, "flops": cell.flops,
                 "step_tokens": size.step_tokens, "bytes": size.bytes(arm), "lr": rate, "tried": sorted(tried.items()),
                 "bracketed": scaling_plan.is_bracketed(tried), "seeds": by_seed, "loss": mean, "half": half,
-                "bits_per_byte": statistics.mean(bits), "bits_half": interval(bits)[1],
+                "bits": bits, "bits_per_byte": statistics.mean(bits.values()),
+                "bits_half": interval([*bits.values()])[1],
                 "seconds": statistics.mean(o["seconds"] for o in chosen.values()),
             })  # fmt: skip
     return found
@@ -70,8 +71,9 @@ def gaps(found: Sequence[Row]) -> list[Row]:
         mean, half = interval([ternary["seeds"][seed] - full["seeds"][seed] for seed in both])
         same = {"size": size, "each": each, **{name: full[name] for name in ("parameters", "body", "tokens", "flops")}}
         result.append(same | {
-            "seeds": len(both), "gap": mean, "half": half, "share": mean / full["loss"],
-            "bits": ternary["bits_per_byte"] - full["bits_per_byte"],
+            "seeds": len(both), "gap": mean, "half": half,
+            "share": mean / statistics.mean(full["seeds"][seed] for seed in both),
+            "bits": statistics.mean(ternary["bits"][seed] - full["bits"][seed] for seed in both),
             "multiplier": multiplier(ternary, [row for row in found if row["arm"] == "full" and row["each"] == each]),
         })  # fmt: skip
     return result
@@ -90,12 +92,14 @@ def multiplier(ternary: Row, full: Sequence[Row]) -> float | None:
 def fit(found: Sequence[Row], name: str) -> Row | None:
     """gap = c · N^-a · D^-b by least squares of logarithms, on all sizes but the largest, which is predicted.
 
-    name: which N, "parameters" or "body". None: fewer than four cells to fit, none to predict, or a gap without a
-    logarithm.
+    name: which N, "parameters" or "body". None: fewer than four cells to fit, none to predict, a gap without a
+    logarithm, or a single number of tokens per parameter, with which D grows as N and any a + b is the same.
     """
     largest = max((row["parameters"] for row in found), default=0)
     known = [row for row in found if row["parameters"] < largest]
-    if len(known) < 4 or len({row[name] for row in known}) < 2 or any(row["gap"] <= 0 for row in known):
+    if len(known) < 4 or any(len({row[key] for row in known}) < 2 for key in (name, "each")):
+        return None
+    if any(row["gap"] <= 0 for row in known):
         return None
 
     def terms(row: Row) -> list[float]:

@@ -145,6 +145,23 @@ def test_a_law_is_found() -> None:
     (held_out,) = law["held_out"]
     assert held_out["size"] == "10m" and held_out["predicted"] == pytest.approx(held_out["gap"])
     assert results.fit(found[2:4] + found[-1:], "parameters") is None
+    of_one_length = [row | {"each": 20, "gap": 9.0 * row["parameters"] ** -0.1} for row in found]
+    assert results.fit(of_one_length, "parameters") is None, "D grows as N, so the two exponents are not known"
+
+
+def test_gaps_are_between_runs_of_the_same_seed() -> None:
+    """A seed that only one arm has finished yet changes neither nats nor bits nor the share."""
+    losses = {"full": [3.0, 3.2], "ternary": [3.3, 3.5, 9.0]}
+    outcomes: dict[str, Any] = {}
+    for arm, each in losses.items():
+        for seed, loss in enumerate(each):
+            planned = plan.Planned(plan.Cell("1m", 20, 1), arm, 8e-3, seed)
+            report = {"nats_per_token": loss, "bits_per_byte": loss / 2}
+            chosen = {"size": "1m", "each": 20, "selection": {"nats_per_token": loss}, "report": report, "seconds": 1.0}
+            outcomes[planned.name] = chosen
+    (gap,) = results.gaps(results.rows(outcomes))
+    assert gap["seeds"] == 2 and gap["gap"] == pytest.approx(0.3) and gap["bits"] == pytest.approx(0.15)
+    assert gap["share"] == pytest.approx(0.3 / 3.1)
 
 
 def test_intervals_and_multipliers() -> None:
