@@ -91,7 +91,7 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     runs.prepare(config)
     rows: list[dict[str, Any]] = []
     models = variants(config)
-    for name in args.models:
+    for name in (name for name in NAMES if name in args.models):  # full precision first, if it is among them
         model = models[name]
         rate, tried = training_runs.best_rate(runs, name, model, options, RATES[size], search=not args.quick)
         outcomes = runs.all({
@@ -107,7 +107,8 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "tried": {f"{lr:g}": outcome.loss for lr, outcome in sorted(tried.items())},
             "curve": average([outcome.curve for outcome in outcomes.values()]),
         }  # fmt: skip
-        row["gap"] = mean / rows[0]["loss"] - 1 if rows else 0.0
+        full = [each["loss"] for each in [*rows, row] if each["variant"] == "full"]
+        row["gap"] = mean / full[0] - 1 if full else None
         rows.append(row | (exported(first) if model.ternary else {}))
     return rows
 
@@ -138,7 +139,8 @@ def markdown(results: dict[str, Any]) -> str:
     rows = [
         [
             NAMES[row["variant"]], f"{row['parameters']:,}", row["bytes"] / 1e6, f"{row['lr']:g}",
-            f"{row['loss']:.4f}", f"{row['deviation']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['gap']:+.1%}",
+            f"{row['loss']:.4f}", f"{row['deviation']:.4f}" if len(row["losses"]) > 1 else "",
+            f"{row['bits_per_byte']:.4f}", "" if row["gap"] is None else f"{row['gap']:+.1%}",
             f"{row['engine_difference']:+.0e}" if "engine_difference" in row else "",
         ]
         for row in results["rows"]
@@ -180,9 +182,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=[*SIZES], default=["1m", "3m"], help="models [1m 3m]")
-    parser.add_argument(
-        "--models", nargs="+", choices=[*NAMES], default=[*NAMES], help="of each size, full first [all]"
-    )
+    parser.add_argument("--models", nargs="+", choices=[*NAMES], default=[*NAMES], help="of each size [all]")
     parser.add_argument("--tokens", type=int, default=0, help="of a run [2 million; 10m: 10 million]")
     parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
     training_runs.add_flags(parser, "qat_gap", "one tiny size, one seed, one learning rate")

@@ -190,6 +190,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no change is named {args.only!r}, expected part of one of: {', '.join(CHANGES)}")
     if not args.when and len(args.tokens) > 1:
         parser.error("several lengths are for --when")
+    if args.seeds < (least := 1 if args.when else 2):
+        parser.error(f"--seeds is {args.seeds}, expected {least} or more" + ": they show what differs by chance")
+    if args.when and args.only:
+        parser.error("--only is of the changes, which --when does not make; leave one of them out")
     words = "benchmarks/recipe.py " + " ".join(sys.argv[1:] if argv is None else argv)
     name, of, said, drawn = f"recipe-{args.only}".rstrip("-"), measure, markdown, draw
     if args.when:

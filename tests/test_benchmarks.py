@@ -299,6 +299,33 @@ def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pyt
     with pytest.raises(SystemExit):
         recipe.main(["--quick", "--only", "Adam W", *where])
     assert "no change is named 'Adam W', expected part of one of: AdamW in place of" in capsys.readouterr().err
+    for options, said in (
+        (["--seeds", "1"], "--seeds is 1, expected 2 or more"),
+        (["--when", "--only", "A"], "--only is"),
+    ):
+        with pytest.raises(SystemExit):
+            recipe.main([*options, *where])
+        assert said in capsys.readouterr().err and len(called) == 6
+
+
+def test_a_gap_is_against_full_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whichever models are asked for, in whichever order; and one seed has no deviation."""
+    qat_gap, runs = importlib.import_module("qat_gap"), importlib.import_module("training_runs")
+    losses = {"full": 2.0, "ternary": 2.2, "wide": 2.1}
+
+    def made(name: str) -> Any:
+        return runs.Outcome(tmp_path, losses[name.partition("-")[0]], 1.0, [(1, 2.0)], 1.0)
+
+    monkeypatch.setattr(runs, "best_rate", lambda _, name, *__, **___: (0.1, {0.1: made(name)}))
+    monkeypatch.setattr(qat_gap, "exported", lambda _: {})
+    here = argparse.Namespace(prepare=lambda _: None, all=lambda asked: {name: made(name) for name in asked})
+    monkeypatch.setattr(qat_gap, "Runs", lambda *_: here)
+    args = {"tokens": 512, "quick": True, "runs": tmp_path, "jobs": 1, "data": None, "seeds": 1}
+    for models, gaps in ((["wide", "ternary", "full"], [0, 0.1, 0.05]), (["ternary", "wide"], [None, None])):
+        rows = qat_gap.measure("quick", argparse.Namespace(models=models, **args))
+        assert [row["gap"] for row in rows] == [gap if gap is None else pytest.approx(gap) for gap in gaps]
+        page = qat_gap.markdown({"rows": rows})
+        assert "0.0000" not in page and page.count("%") == 3 * (len(gaps) == 3)
 
 
 def test_runs_of_other_options_or_code_are_no_figures(
