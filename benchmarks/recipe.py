@@ -6,13 +6,14 @@ parameters, equal tokens.
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
 
-The deviation between seeds of the defaults shows which differences are significant. Runs are kept in --runs; the script
-can be restarted to continue.
+The deviation between seeds of the defaults shows which differences are significant: `chance`. Runs are kept in --runs;
+the script can be restarted to continue.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -96,6 +97,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def chance(results: dict[str, Any]) -> float:
+    """Two deviations of a difference of two means over seeds that differ by chance alone: both means vary."""
+    seeds = min((len(row["differences"]) for row in results["rows"]), default=1)
+    return 2 * math.sqrt(2 / seeds) * float(results["deviation"])
+
+
 def measure_when(args: argparse.Namespace) -> dict[str, Any]:
     """The loss for each way of phasing in the quantizers, at each length."""
     config = SIZES["quick" if args.quick else "1m"]
@@ -156,21 +163,23 @@ def markdown(results: dict[str, Any]) -> str:
         f"Validation loss in nats per token after {results['tokens']:,} tokens, 1 million parameters, ternary. "
         f"The defaults: {results['loss']:.4f} ± {results['deviation']:.4f} over {len(results['losses'])} seeds; "
         f"changes with {'the same seeds' if len(rows) and len(results['rows'][0]['differences']) > 1 else 'seed 0'}, "
-        "differences from the defaults with the same.\n\n" + report.table(["change", "nats/token", "difference"], rows)
+        f"differences from the defaults with the same. By chance they are within ±{chance(results):.4f}, two "
+        "deviations, where both runs vary with their seeds as the defaults do.\n\n"
+        + report.table(["change", "nats/token", "difference"], rows)
     )
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """Plot a bar for each change, and a band of two deviations between seeds on either side."""
+    """Plot a bar for each change, and a band of `chance` on either side."""
     plt = report.pyplot()
     rows = results["rows"][::-1]
     figure, axis = plt.subplots(figsize=(8, 2 + 0.3 * len(rows)), layout="constrained")
-    axis.axvspan(-2 * results["deviation"], 2 * results["deviation"], color="#9aa7b4", alpha=0.3, lw=0)
+    axis.axvspan(-chance(results), chance(results), color="#9aa7b4", alpha=0.3, lw=0)
     bars = axis.barh([row["change"] for row in rows], [row["difference"] for row in rows], color="#1f4e79")
     axis.bar_label(bars, [f"{row['difference']:+.3f}" for row in rows], fontsize=8, padding=3)
     axis.axvline(0, color="black", lw=0.8)
     axis.margins(x=0.15)
-    axis.set_xlabel("nats per token more than with the defaults\n(gray: two deviations between seeds)")
+    axis.set_xlabel("nats per token more than with the defaults\n(gray: two deviations of a difference by chance)")
     report.save(figure, file)
 
 

@@ -308,6 +308,16 @@ def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pyt
         assert said in capsys.readouterr().err and len(called) == 6
 
 
+def test_a_difference_varies_more_than_one_run() -> None:
+    """Over many draws, 5 % of the differences that are chance alone are outside, with one seed and with three."""
+    recipe, drawn = importlib.import_module("recipe"), random.Random(0)
+    for seeds in (1, 3):
+        means = [[sum(drawn.gauss(0, 0.1) for _ in range(seeds)) / seeds for _ in range(2)] for _ in range(4000)]
+        found = [a - b for a, b in means]
+        limit = recipe.chance({"deviation": 0.1, "rows": [{"differences": found[:seeds]}]})
+        assert 0.035 < sum(abs(each) > limit for each in found) / len(found) < 0.06
+
+
 def test_a_gap_is_against_full_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whichever models are asked for, in whichever order; and one seed has no deviation."""
     qat_gap, runs = importlib.import_module("qat_gap"), importlib.import_module("training_runs")
