@@ -32,7 +32,25 @@ MEASURES = {"recall": "caption of a picture", "recall_back": "picture of a capti
 SMALL = {"siglip-tiny": ["dim=32", "n_layers=1", "n_heads=1", "n_kv_heads=1", "ffn_dim=64", "out_dim=32"]}
 SMALL["siglip-tiny"] += [f"vision.{option}" for option in SMALL["siglip-tiny"][:-1]]
 SMALL["paligemma-tiny"] = SMALL["siglip-tiny"][:5]
+SETTINGS = ("siglip_steps", "paligemma_steps", "pictures", "unseen")
 VALIDATION = 0.02  # share of the pictures; the measured ones are held out in addition
+
+
+def check_made(args: argparse.Namespace) -> None:
+    """Write into the folder of the runs what makes them, or raise ValueError: something else made those in it, whose
+    pictures and figures would be taken for those of this command."""
+    file, names = args.runs / "made.json", (*SETTINGS, "quick")
+    made = {name: getattr(args, name) for name in names} | {"version": training_runs.version()}
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else dict.fromkeys(made)
+    changed = [name for name in made if made[name] != before.get(name)]
+    if changed and args.runs.is_dir() and any(args.runs.iterdir()):
+        name = changed[0]
+        raise ValueError(
+            f"{args.runs} has runs of another {name}, {before.get(name)}, expected {made[name]}; remove the folder, or "
+            "name another one with --runs"
+        )
+    args.runs.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
@@ -75,6 +93,7 @@ def train(
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each variant, over the seeds for which both were measured in time; no rows if there is none."""
+    check_made(args)
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
@@ -151,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 80, 20
     words = "benchmarks/image_gap.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
-        name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")
+        name: getattr(args, name) for name in SETTINGS
     }
     args.until = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
     results["rows"] = measure(args)

@@ -400,6 +400,10 @@ def test_images(tmp_path: Path, called: list[str]) -> None:
     assert vision.main(["--quick", *where]) == 0 and called[8:] == ["eval", "eval"]
     assert json.loads((tmp_path / "image_gap.json").read_text())["rows"] == results["rows"]
     assert "| ternary |" in (tmp_path / "image_gap.md").read_text() and is_picture(tmp_path / "image_gap.png")
+    count = len(called)
+    with pytest.raises(ValueError, match=r"runs has runs of another siglip_steps, 3, expected 2000; remove the folder"):
+        vision.main(where)  # would count seed 0 of the quick form, and draw no other pictures
+    assert len(called) == count
 
 
 def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
