@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bitnet.data import dataset
+from bitnet.data.corpus import DataError
 from bitnet.evaluate import acceptance
 from bitnet.train.checkpoint import Checkpoint
 from training import TINY, bits, killed_before, losses
@@ -147,6 +148,8 @@ def test_an_evaluation_takes_what_it_may(joint: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(type(model), "hidden", counted)
     text = dataset.Tokens.map(next(joint.glob("train-*.bin")), "uint16", 1, "")
+    with pytest.raises(DataError, match="the text has 20 tokens, one window needs 33"):
+        acceptance.evaluate(model, dataset.Tokens(text.ids[:20], 1, ""), context)
     costs, chains = [], []
     for limit in (1, 8192, 0):
         computed.clear()

@@ -296,6 +296,8 @@ def test_preferences_are_learnt_and_exported(
     capsys.readouterr()
     assert bitnet("eval", whole, "--json") == 0
     assert json.loads(capsys.readouterr().out)["margin"] == pytest.approx(after["margin"], abs=1e-6)
+    assert bitnet("eval", whole, "--context", "4") == 1
+    assert "no held-out pair fits --context 4; raise it" in capsys.readouterr().err
     export_checkpoint(whole, tmp_path / "m.bitnet", tokens=256)
     if more:
         return

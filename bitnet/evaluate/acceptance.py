@@ -8,7 +8,7 @@ import torch
 
 from bitnet.data import dataset, masked
 from bitnet.data.dialogues import Dialogues
-from bitnet.evaluate.loss import chosen_windows
+from bitnet.evaluate.loss import chosen_windows, too_short
 from bitnet.model.draft import accepted
 from bitnet.model.transformer import Transformer
 
@@ -42,6 +42,8 @@ def evaluate(
     As long as its draft tokens are right, a greedy chain sees the model's own tokens. So after every token of a
     generated text, they are right exactly where they would be in an engine that drafts from there.
     """
+    if text.windows(context) < 1:
+        raise too_short(text.n_tokens, context)
     prompt = max(1, min(PROMPT, context // 2))
     rows = max(LEAST, min(MOST, limit // (prompt * WRITTEN))) if limit else MOST
     chosen = chosen_windows(text.windows(context), rows)

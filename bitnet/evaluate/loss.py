@@ -152,7 +152,7 @@ def _within(limit: int, context: int, stride: int) -> int:
     return 1 + max(0, limit - context) // stride if limit else 0
 
 
-def _too_short(n_tokens: int, context: int) -> corpus.DataError:
+def too_short(n_tokens: int, context: int) -> corpus.DataError:
     return corpus.DataError(
         f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
     )
@@ -182,7 +182,7 @@ def evaluate(
     device = model.device
     n = tokens.windows(context)
     if n < 1:
-        raise _too_short(tokens.n_tokens, context)
+        raise too_short(tokens.n_tokens, context)
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, _within(limit, context, each))
     sums, right = np.zeros(6), 0
@@ -230,7 +230,7 @@ def evaluate_packed(
     model.require_head()
     n = text.windows(context)
     if n < 1:
-        raise _too_short(text.n_tokens, context)
+        raise too_short(text.n_tokens, context)
     chosen = chosen_windows(n, _within(limit, context, text.stride))
     counted = [text.new(i, context) for i in chosen]
     with model.session(n_ctx=context, adapter=adapter) as session:

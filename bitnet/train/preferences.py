@@ -112,6 +112,8 @@ def of_checkpoint(
     """The held-out pairs of a run, with their reference."""
     said = preferences.split(preferences.read(finding.files_of(settings.preference)), settings.validation)
     side = Preferences(said[1], _spelling(said[0] + said[1], words, template, generation)[2])
+    if not side.windows(context):
+        raise corpus.DataError(f"no held-out pair fits --context {context:,}; raise it")
     side.reference = _kept(folder / Path(str(state["reference"]["validation"])).name, side, context)
     return side
 
