@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -73,6 +73,8 @@ def interruptible(work: Callable[[], T]) -> T:
             made.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
+    while not made.done():
+        wait([made], ECHO)  # not for ever: a signal that comes just before is heard after the wait
     return made.result()
 
 
