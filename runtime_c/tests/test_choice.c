@@ -6,11 +6,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "head.h"
-#include "screen.h"
-#include "session/sampler.h"
 #include "session/session.h"
-#include "session/turn.h"
 
 #include <math.h>
 
@@ -68,91 +64,6 @@ static void test_screened_head(const bn_sampler *sampler) {
     same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
-}
-
-static int falling(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
-/* bn_head_wanted: the k largest, those not much smaller, and the requested tokens are present and
- * exact; most of the head is not computed. */
-static void test_head_wanted(void) {
-    static float full[VOCAB], sorted[VOCAB], top[VOCAB];
-    static uint32_t listed[VOCAB];
-    bn_session *s = prompted(model, &plain, prompt);
-    bn_workspace *w = bn_turn_begin(model);
-    uint64_t random = 3;
-    for (size_t k = 1; k <= 190; k += 9) {
-        const int32_t more[2] = {(int32_t)check_below(&random, VOCAB), VOCAB - 1};
-        for (int d = 0; d < DIM; d++)
-            w->x[d] = check_float(&random);
-        ok(bn_head(model, &model->stack, w, 1, full));
-        ok(bn_head_input(model, &model->stack, w, 1));
-        bn_head_estimate(model, &model->stack, w, 1, VOCAB, top);
-        memcpy(sorted, full, sizeof full);
-        qsort(sorted, VOCAB, sizeof *sorted, falling);
-        const float span = check_below(&random, 2) ? 0 : sorted[k - 1] - sorted[k + 9];
-        const bn_wanted wanted = {.k = k, .span = span, .changed = more, .n = 2};
-        const size_t n = bn_head_wanted(model, &model->stack, w, &wanted, top, listed);
-        size_t at = 0;
-        for (uint32_t v = 0; v < VOCAB; v++)
-            if (at < n && listed[at] == v)
-                CHECK(top[at++] == full[v]);
-            else
-                CHECK(full[v] < sorted[k - 1] - span && (int32_t)v != more[0] &&
-                      (int32_t)v != more[1]);
-        CHECK_EQ(at, n);
-        const size_t out = VOCAB - n;
-        CHECK_MSG(out > VOCAB / (k < 10 ? 2 : k < 100 ? 8 : 32), "%zu of %d ruled out", out, VOCAB);
-    }
-    bn_turn_end(model);
-    bn_session_free(s);
-}
-
-/* The token that arrives first among all is among the few that are computed. */
-static void test_drawn_of_all(void) {
-    static const float temperatures[] = {1, 10, 40, 80};
-    static float full[VOCAB], drawn[VOCAB];
-    static uint32_t listed[VOCAB];
-    bn_session *s = prompted(model, &plain, prompt);
-    bn_workspace *w = bn_turn_begin(model);
-    uint64_t random = 5;
-    size_t computed[4] = {0}, not_likeliest = 0;
-    enum { DRAWS = 200 };
-    for (uint64_t seed = 0; seed < DRAWS; seed++) {
-        for (int d = 0; d < DIM; d++)
-            w->x[d] = check_float(&random);
-        ok(bn_head(model, &model->stack, w, 1, full));
-        const bn_choices all = {.x = full, .n = VOCAB};
-        int32_t token, likeliest;
-        ok(bn_sample(NULL, &all, VOCAB, NULL, 0, 0, s->sampler_scratch, &model->kernels,
-                     &likeliest));
-        for (int i = 0; i < 4; i++) {
-            const bn_sampler sampler = {.temperature = temperatures[i]};
-            const bn_draw draw = {temperatures[i], seed, 0};
-            const bn_wanted wanted = {.k = 1, .draw = &draw};
-            ok(bn_sample(&sampler, &all, VOCAB, NULL, 0, seed, s->sampler_scratch, &model->kernels,
-                         &token));
-            ok(bn_head_input(model, &model->stack, w, 1));
-            bn_head_estimate(model, &model->stack, w, 1, VOCAB, drawn);
-            const size_t n = bn_head_wanted(model, &model->stack, w, &wanted, drawn, listed);
-            int found = 0;
-            for (size_t at = 0; at < n; at++) {
-                CHECK(drawn[at] == full[listed[at]]);
-                found |= ((int32_t)listed[at] == token) | ((int32_t)listed[at] == likeliest) << 1;
-            }
-            CHECK_EQ(found, 3);
-            computed[i] += n;
-            not_likeliest += token != likeliest;
-        }
-    }
-    CHECK(not_likeliest > DRAWS); /* otherwise the draw had no effect */
-    for (int i = 0; i < 4; i++)
-        CHECK_MSG(computed[i] < DRAWS * VOCAB / 2, "%zu at temperature %g", computed[i] / DRAWS,
-                  (double)temperatures[i]);
-    bn_turn_end(model);
-    bn_session_free(s);
 }
 
 enum { WORDS = (VOCAB + 31) / 32 };
@@ -429,8 +340,6 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++)
         test_drafts(&samplers[2], 9);
     plain.kv_type = BN_KV_F16;
-    test_head_wanted();
-    test_drawn_of_all();
     test_wrong_guesses();
     test_nothing_after_a_guess();
     test_right_guesses_only();

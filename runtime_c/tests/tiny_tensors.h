@@ -75,16 +75,15 @@ static inline size_t tiny_sketch_size(size_t rows, size_t cols) {
     return 64 * (rows * ((cols + 63) / 64) + (rows + 15) / 16 * ((cols + 15) / 16 + 2));
 }
 
-/* Random codes, and for each row the sketch, its step and its deviation (FORMAT.md §4). */
-static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, size_t cols) {
+/* For each row of codes the sketch, its step and its deviation (FORMAT.md §4). */
+static inline void tiny_sketch(uint8_t *p, size_t rows, size_t cols) {
     const size_t stride = (cols + 63) / 64 * 64, tiles = (cols + 15) / 16;
     uint8_t *sketch = p + rows * stride, *step = sketch + 64 * ((rows + 15) / 16 * tiles);
     uint8_t *deviation = step + 64 * ((rows + 15) / 16);
-    memset(p, 0, tiny_sketch_size(rows, cols));
+    memset(sketch, 0, tiny_sketch_size(rows, cols) - rows * stride);
     for (size_t r = 0; r < rows; r++) {
         const int8_t *c = (const int8_t *)p + r * stride;
         double squares = 0, left = 0;
-        tiny_fill(w, p + r * stride, cols, 6, 0);
         for (size_t k = 0; k < cols; k++)
             squares += c[k] * c[k];
         const double t = fmax(1, rint(sqrt(squares / (double)cols)));
@@ -97,6 +96,14 @@ static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, siz
         tiny_put(step + 4 * r, tiny_float_bits((float)t), 4);
         tiny_put(deviation + 4 * r, tiny_float_bits((float)sqrt(left / (double)cols)), 4);
     }
+}
+
+static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, size_t cols) {
+    const size_t stride = (cols + 63) / 64 * 64;
+    memset(p, 0, rows * stride);
+    for (size_t r = 0; r < rows; r++)
+        tiny_fill(w, p + r * stride, cols, 6, 0);
+    tiny_sketch(p, rows, cols);
 }
 
 /* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary with 2 bits, 5 ternary with
