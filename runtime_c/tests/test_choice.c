@@ -36,6 +36,9 @@ static const bn_sampler samplers[] = {
     {.temperature = 0.6f, .min_p = 1e-30f},
     {.temperature = 1},
     {.temperature = 40, .repeat_penalty = 1.2f, .penalty_window = 100},
+    {.temperature = 40, .top_p = 0.5f},
+    {.temperature = 40, .top_k = 156, .repeat_penalty = 1.2f, .penalty_window = 100}, /* of 256 */
+    {.temperature = 40, .top_k = 157, .repeat_penalty = 1.2f, .penalty_window = 100},
 };
 enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
@@ -64,6 +67,70 @@ static void test_screened_head(const bn_sampler *sampler) {
     same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
+}
+
+/* A token that a bias forbids does not hide those that arrive after it. */
+static void test_drawn_without_the_first(void) {
+    enum { FORBIDDEN = 40 };
+    int32_t tokens[FORBIDDEN], expected;
+    float values[FORBIDDEN];
+    bn_session *s = prompted(model, &plain, prompt), *right = prompted(model, &plain, prompt);
+    CHECK(bn_session_logits(right) != NULL);
+    for (int32_t n = 0; n < FORBIDDEN; n++)
+        values[n] = -INFINITY;
+    for (float temperature = 1; temperature < 40; temperature *= 2)
+        for (int32_t n = 0; n < FORBIDDEN; n++) {
+            const bn_sampler sampler = {.temperature = temperature,
+                                        .n_bias = n,
+                                        .bias_tokens = tokens,
+                                        .bias_values = values};
+            ok(bn_session_sample(s, &sampler, &tokens[n]));
+            ok(bn_session_sample(right, &sampler, &expected));
+            CHECK_EQ(tokens[n], expected);
+        }
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+/* After a choice from half of the tokens, in a call of several texts, all can be chosen. */
+static void test_chosen_again(void) {
+    static uint32_t half[(VOCAB + 31) / 32];
+    const bn_sampler odd = {.allowed = half};
+    int32_t chosen[2], token;
+    bn_entry entries[2];
+    memset(half, 0xaa, sizeof half);
+    for (int i = 0; i < 2; i++)
+        entries[i] = (bn_entry){.session = prompted(model, &plain, prompt),
+                                .tokens = prompt,
+                                .n_tokens = 1,
+                                .most = 1,
+                                .sampler = &odd,
+                                .chosen = &chosen[i]};
+    ok(bn_step_batch(entries, 2));
+    bn_session *s = entries[0].session, *right = entries[1].session;
+    CHECK(chosen[0] % 2 == 1 && bn_session_logits(right) != NULL);
+    for (int i = 0; i < SAMPLERS; i++) {
+        ok(bn_session_sample(s, &samplers[i], &token));
+        ok(bn_session_sample(right, &samplers[i], &chosen[1]));
+        CHECK_EQ(token, chosen[1]);
+    }
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+/* A head with a bias, and one with a soft-cap, are not screened: their logits are not those of the
+ * codes alone. */
+static void test_heads_not_screened(void) {
+    static float values[VOCAB];
+    uint64_t random = 8;
+    for (int v = 0; v < VOCAB; v++)
+        values[v] = 9 * check_float(&random);
+    model->stack.head.bias = values;
+    test_screened_head(&samplers[2]);
+    model->stack.head.bias = NULL;
+    model->stack.config.logit_softcap = 2;
+    test_screened_head(&samplers[2]);
+    model->stack.config.logit_softcap = 0;
 }
 
 enum { WORDS = (VOCAB + 31) / 32 };
@@ -340,6 +407,9 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++)
         test_drafts(&samplers[2], 9);
     plain.kv_type = BN_KV_F16;
+    test_drawn_without_the_first();
+    test_chosen_again();
+    test_heads_not_screened();
     test_wrong_guesses();
     test_nothing_after_a_guess();
     test_right_guesses_only();
