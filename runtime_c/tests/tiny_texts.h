@@ -54,7 +54,7 @@ static inline void tiny_mixture(tiny_writer *w) {
         [2] = 19, [3] = 24,       [4] = 2,    [5] = 2,    [6] = 1,  [7] = 8,    [8] = 20,
         [9] = 32, [12] = 4 | 256, [13] = one, [16] = 3,   [17] = 2, [19] = one, [20] = 4,
         [21] = 1, [22] = one,     [23] = one, [24] = one, [28] = 1, [29] = 8};
-    const unsigned gate[] = {4, 1, 5}, up[] = {7, 2, 6}, down[] = {8, 6, 1};
+    const unsigned gate[] = {1, 4, 5}, up[] = {7, 2, 6}, down[] = {8, 6, 1};
     const unsigned scope[] = {[4] = 1, [5] = 1, [6] = 2, [7] = 1, [8] = 2};
     tiny_stack(w, words, "mixture");
     for (unsigned layer = 0; layer < 2; layer++) {

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_mixture.c: a mixture of experts gives the same bits however its rows are cut and dealt to
+ * threads, applies the adapters of experts, and reports experts that overflow.
+ */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
+
+#include "mixture.h"
+#include "session/session.h"
+#include "session/turn.h"
+
+#include <unistd.h>
+
+#include "tiny_file.h"
+#include "together.h"
+
+enum { VOCAB = 19, EXPERTS = 3 };
+enum { TEXT = 4096 }; /* the largest batch: not all of its rows have slots at once */
+
+static int32_t text[TEXT];
+
+static void long_mixture(tiny_writer *w) {
+    tiny_mixture(w);
+    tiny_put(w->stacks + 4 * 9, TEXT, 4); /* max_context */
+}
+
+/* Adapters of rank 3 for two of the three matrices of each expert, and for nothing else. */
+static void adapted_mixture(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1);
+    const uint32_t words[48] = {
+        [2] = 19, [3] = 24,   [4] = 1,    [5] = 2,    [6] = 1,  [7] = 8,    [8] = 20,
+        [9] = 32, [12] = 256, [13] = one, [16] = 3,   [17] = 2, [19] = one, [20] = 0,
+        [21] = 1, [22] = one, [23] = one, [24] = one, [28] = 1, [29] = 8,   [47] = 3 | 96u << 16};
+    tiny_stack(w, words, "adapted");
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 16, 24);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 4, 1, 8, 24);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 4, 1, 8, 24);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 24, 16);
+    tiny_tensor(w, 0, 11, TINY_NONE, 0, 1, 0, 3, 24);
+    for (unsigned role = 12; role < 16; role += role == 13 ? 2 : 1)
+        for (unsigned e = 0; e < EXPERTS; e++) {
+            const size_t rows = role == 15 ? 24 : 20, cols = role == 15 ? 20 : 24;
+            tiny_tensor(w, 0, role, e, 0, 4, 1, rows, cols);
+            if (role == 12)
+                continue;
+            tiny_tensor(w, 0, role, e, 2, 6, 2, 3, cols);
+            tiny_tensor(w, 0, role, e, 3, 6, 2, 3, rows);
+        }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
+}
+
+static void ok(bn_status status) {
+    CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
+}
+
+static bn_model *opened(const uint8_t *file, size_t size, const bn_load_options *options) {
+    char detail[BN_DETAIL_SIZE] = "";
+    bn_model *m;
+    const bn_status status = bn_model_open_bytes(file, size, options, &m, detail);
+    CHECK_MSG(status == BN_OK, "%s", detail);
+    return m;
+}
+
+/* Threads that run rows apart have slots for all of their rows. */
+static void test_shares(void) {
+    size_t size;
+    uint8_t *file = tiny_file(long_mixture, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m = opened(file, size, &(bn_load_options){.threads = 2});
+    bn_session *s;
+    ok(bn_session_new(m, &(bn_session_options){.batch = TEXT}, &s));
+    const bn_workspace *w = bn_turn_begin(m);
+    CHECK(w->batch == TEXT && 2 * bn_workspace_share(w, 2) <= w->slots->rows);
+    bn_turn_end(m);
+    bn_session_free(s);
+    bn_model_close(m);
+    free(file);
+}
+
+/* The logits after n tokens, appended `piece` at a time. */
+static void logits_after(bn_model *m, int32_t n, int32_t piece, int32_t adapter, float *logits) {
+    const bn_session_options options = {.batch = piece, .n_ctx = n, .adapter = adapter};
+    bn_session *s;
+    ok(bn_session_new(m, &options, &s));
+    ok(bn_session_append(s, text, n, BN_LOGITS_LAST, NULL));
+    CHECK(bn_session_logits(s) != NULL);
+    memcpy(logits, bn_session_logits(s), VOCAB * sizeof *logits);
+    bn_session_free(s);
+}
+
+static void test_cuts(void) {
+    static const struct {
+        int32_t threads, piece;
+    } cuts[] = {{1, TEXT}, {2, TEXT}, {2, 200}, {1, 1}};
+    enum { CUTS = sizeof cuts / sizeof *cuts };
+    float logits[CUTS][VOCAB];
+    size_t size;
+    uint8_t *file = tiny_file(long_mixture, SIZE_MAX, SIZE_MAX, &size);
+    for (int i = 0; i < CUTS; i++) {
+        bn_model *m = opened(file, size, &(bn_load_options){.threads = cuts[i].threads});
+        logits_after(m, TEXT, cuts[i].piece, 0, logits[i]);
+        CHECK(memcmp(logits[i], logits[0], sizeof *logits) == 0);
+        bn_model_close(m);
+    }
+    free(file);
+}
+
+static void test_own_adapter(void) {
+    float with[VOCAB], without[VOCAB];
+    size_t size;
+    uint8_t *file = tiny_file(adapted_mixture, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m = opened(file, size, NULL);
+    logits_after(m, 9, 9, 0, with);
+    bn_low_rank *linears = m->stack.own.linears;
+    m->stack.own.linears = NULL;
+    logits_after(m, 9, 9, 0, without);
+    m->stack.own.linears = linears;
+    CHECK(memcmp(with, without, sizeof with) != 0);
+    bn_model_close(m);
+    free(file);
+}
+
+/* Of two texts in a pass, one has the adapter. Each has the logits that it has alone. */
+static void test_adapter_of_a_text(void) {
+    static char path[] = "/tmp/bitnet_mixture_XXXXXX";
+    const char *const adapters[] = {path};
+    const bn_load_options options = {.threads = 2, .n_adapters = 1, .adapters = adapters};
+    float logits[2][VOCAB];
+    bn_session *s[2];
+    size_t size, adapter_size;
+    uint8_t *file = tiny_file(adapted_mixture, SIZE_MAX, SIZE_MAX, &size);
+    uint8_t *adapter = tiny_adapter(adapted_mixture, file, 5, &adapter_size);
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, adapter, adapter_size) == (ssize_t)adapter_size && close(fd) == 0);
+    bn_model *m = opened(file, size, &options);
+    for (int i = 0; i < 2; i++)
+        logits_after(m, 9, 9, i, logits[i]);
+    CHECK(memcmp(logits[0], logits[1], sizeof *logits) != 0);
+    for (int i = 0; i < 2; i++) {
+        ok(bn_session_new(m, &(bn_session_options){.n_ctx = 9, .adapter = i}, &s[i]));
+        ok(bn_session_append(s[i], text, 8, BN_LOGITS_NONE, NULL));
+    }
+    ok(append_together(s, (const int32_t[]){text[8], text[8]}, 2));
+    for (int i = 0; i < 2; i++) {
+        CHECK(memcmp(bn_session_logits(s[i]), logits[i], sizeof *logits) == 0);
+        bn_session_free(s[i]);
+    }
+    bn_model_close(m);
+    CHECK_EQ(unlink(path), 0);
+    free(adapter);
+    free(file);
+}
+
+static void test_overflow(void) {
+    float huge[24];
+    size_t size;
+    uint8_t *file = tiny_file(tiny_mixture, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m = opened(file, size, NULL);
+    bn_session *s;
+    for (int i = 0; i < 24; i++)
+        huge[i] = 1e30f;
+    for (int e = 0; e < EXPERTS; e++)
+        m->stack.networks[e].gate.bias = m->stack.networks[e].up.bias = huge;
+    ok(bn_session_new(m, NULL, &s));
+    CHECK_EQ(bn_session_append(s, text, 1, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_append(s, text, 5, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
+    bn_session_free(s);
+    bn_model_close(m);
+    free(file);
+}
+
+int main(void) {
+    uint64_t random = 7;
+    for (int i = 0; i < TEXT; i++)
+        text[i] = (int32_t)check_below(&random, VOCAB);
+    test_cuts();
+    test_shares();
+    test_own_adapter();
+    test_adapter_of_a_text();
+    test_overflow();
+    return 0;
+}
