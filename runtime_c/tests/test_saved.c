@@ -3,9 +3,10 @@
  * test_saved.c: a session that was saved and loaded continues as if nothing had happened; any other
  * bytes are refused with the right status, or harmless.
  */
-#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
 
 #include <stddef.h>
+#include <unistd.h>
 
 #include "mask_model.h"
 
@@ -307,6 +308,53 @@ static void test_failed(void) {
     bn_session_free(s);
 }
 
+/* Of two adapters that differ only in their weights, a session finds its own, in any order; without
+ * it, it is refused. */
+static void test_adapters(void) {
+    char path[2][40] = {"/tmp/bitnet_saved_XXXXXX", "/tmp/bitnet_saved_XXXXXX"};
+    const char *const orders[][2] = {{path[0], path[1]}, {path[1], path[0]}};
+    bn_load_options options = {.threads = 2, .n_adapters = 2};
+    uint8_t *bytes[2];
+    uint64_t size;
+    bn_session *s;
+    begin(BN_MASK_CAUSAL, 0, 0);
+    kind.rank = 3;
+    for (uint64_t i = 0; i < 2; i++) {
+        size_t bytes_of_adapter;
+        uint8_t *adapter = tiny_adapter(recipe, file, i + 1, &bytes_of_adapter);
+        const int fd = mkstemp(path[i]);
+        CHECK(fd >= 0 && write(fd, adapter, bytes_of_adapter) == (ssize_t)bytes_of_adapter);
+        CHECK_EQ(close(fd), 0);
+        free(adapter);
+    }
+    for (int order = 0; order < 2; order++) {
+        bn_model_close(model);
+        options.adapters = orders[order];
+        ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+        for (int i = 0; i < 2; i++) {
+            if (order == 0) {
+                ok(bn_session_new(model, &(bn_session_options){.adapter = i + 1}, &s));
+                ok(bn_session_append(s, text, 9, BN_LOGITS_LAST, NULL));
+                bytes[i] = saved(s, &size);
+                bn_session_free(s);
+            }
+            s = loaded(bytes[i], size);
+            CHECK_EQ(s->adapter, order ? 2 - i : i + 1);
+            goes_on(s);
+            bn_session_free(s);
+        }
+    }
+    bn_model_close(model);
+    options.n_adapters = 1; /* the second */
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    CHECK_EQ(bn_session_load(model, bytes[0], size, &s, NULL, NULL, NULL), BN_ERR_MODEL);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(unlink(path[i]), 0);
+        free(bytes[i]);
+    }
+    end();
+}
+
 static void test_arguments(void) {
     uint8_t byte = 0;
     bn_session *s = NULL;
@@ -331,6 +379,7 @@ int main(void) {
     test_impossible(0, 0);
     test_impossible(0, 1);
     test_impossible(1, 0);
+    test_adapters();
     begin(BN_MASK_CAUSAL, 0, 0);
     test_going_on();
     test_damage();

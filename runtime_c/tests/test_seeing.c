@@ -160,6 +160,30 @@ static void test_text_tower(void) {
     bn_model_close(model);
 }
 
+/* More texts than the projector takes at a time. */
+static void test_many_texts(void) {
+    enum { TEXTS = 40 };
+    const int32_t tokens[TEXTS] = {3, 1, 4, 1, 5, 9, 2};
+    const int32_t *texts[TEXTS];
+    int32_t lengths[TEXTS];
+    float out[TEXTS][TEXT_OUT], alone[TEXT_OUT];
+    bn_session *s[TEXTS];
+    make(text_tower);
+    bn_model *model = open_bytes(NULL, 2);
+    for (int i = 0; i < TEXTS; i++) {
+        ok(bn_session_new(model, &(bn_session_options){.batch = 4}, &s[i]));
+        texts[i] = tokens, lengths[i] = 1 + i % 20;
+    }
+    ok(bn_embed_batch(s, texts, lengths, TEXTS, BN_POOL_MODEL, out[0]));
+    for (int i = 0; i < TEXTS; i++) {
+        ok(bn_session_rewind(s[i], 0));
+        ok(bn_session_embed(s[i], texts[i], lengths[i], BN_POOL_MODEL, alone));
+        CHECK(memcmp(alone, out[i], sizeof alone) == 0);
+        bn_session_free(s[i]);
+    }
+    bn_model_close(model);
+}
+
 /* Images and a session at the same time. */
 typedef struct caller {
     const bn_model *model;
@@ -249,6 +273,7 @@ int main(void) {
     test_facts();
     test_stop();
     test_text_tower();
+    test_many_texts();
     test_threads();
     test_memory();
     free(bytes);
