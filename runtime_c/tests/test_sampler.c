@@ -279,6 +279,11 @@ static void test_ties(void) {
     CHECK_EQ(largest_k, 2);
     CHECK_EQ(largest_p, 9);
     CHECK_EQ(largest_m, 38);
+    p.top_p = 0.5f; /* exactly the first of two */
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        CHECK_EQ(sample(&p, logits, 2, seed, &token), BN_OK);
+        CHECK_EQ(token, 0);
+    }
 }
 
 static void test_penalties(void) {
