@@ -71,7 +71,7 @@ static void test_shares(void) {
     bn_session *s;
     ok(bn_session_new(m, &(bn_session_options){.batch = TEXT}, &s));
     const bn_workspace *w = bn_turn_begin(m);
-    CHECK(w->batch == TEXT && 2 * bn_workspace_share(w, 2) <= w->slots->rows);
+    CHECK(w->batch == TEXT && 2 * bn_workspace_share(w, 2) <= w->slots.rows);
     bn_turn_end(m);
     bn_session_free(s);
     bn_model_close(m);

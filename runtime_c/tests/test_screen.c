@@ -66,7 +66,8 @@ static void test_all_wanted(void) {
     const bn_wanted wanted = {.k = 1, .span = INFINITY};
     bn_session *s = prompted(model, NULL, prompt);
     bn_workspace *w = bn_turn_begin(model);
-    bn_load_hidden(s, w);
+    const bn_prediction of = bn_prediction_of(s);
+    bn_load_hidden(&of, w);
     ok(bn_head(model, &model->stack, w, 1, full));
     bn_head_estimate(model, &model->stack, w, 1, VOCAB, all);
     CHECK_EQ(bn_head_wanted(model, &model->stack, w, &wanted, all, listed), VOCAB);
