@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import nn
 
 from bitnet import process
-from bitnet.data import dataset
 from bitnet.model import draft, parallel
 from bitnet.train import (
     checkpoint,
     distill,
     mixtures,
     objectives,
+    optimizers,
     passes,
-    preferences,
     replay,
     runlog,
     saving,
@@ -34,7 +33,6 @@ from bitnet.train import (
     validation,
 )
 from bitnet.train.errors import TrainingError
-from bitnet.train.optimizers import learnt
 from bitnet.train.pipeline import Ahead, Made, work_of
 from bitnet.train.profiling import profiled
 from bitnet.train.progress import Progress, say
@@ -245,42 +243,18 @@ def skip_or_stop(run: Run, problem: str, step: int) -> None:
 
 def update(run: Run) -> Made:
     """One optimizer step, without waiting for the device unless `waits` says so."""
-    settings, model, optimizer, place = run.settings, run.model, run.optimizer, run.place
-    device = torch.device(settings.device)
+    settings, optimizer, place = run.settings, run.optimizer, run.place
     optimizer.zero_grad(set_to_none=True)
-    assert run.ahead is not None
-    work = run.ahead.take(run.state["step"])
-    (counted,) = parallel.total([work.counted])
-    amount = schedule.quantization(settings, place)
-    weights = distill.weights(settings, run.state["sizes"])
-    weights = dict(preferences.WEIGHTS) if settings.preference else weights
-    weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
-    weights = {"draft": 1.0} if settings.draft_only else weights | ({"draft": 0.0} if model.draft else {})
-    values: list[Tensor] = []
-    for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
-        if run.probe and settings.compile and i == 1:
-            passes.look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
-        if model.config.drops:  # dropout, like the data, is a function of seed and sequence number
-            torch.manual_seed(dataset.seed_of(settings.seed, number))
-        if run.replay:
-            terms = run.replay(batch, counted, amount)
-        else:
-            on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
-            seen = run.probe.looking() if run.probe and not settings.compile else contextlib.nullcontext()
-            with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
-                terms = passes.passes(run, on_device, counted, amount, weights)
-        values.append(torch.stack([terms[name] for name in weights]))
-    clipped = [torch.nn.utils.clip_grad_norm_(part, settings.clip or math.inf) for part in learnt(model) if part]
+    amount, weights = schedule.quantization(settings, place), passes.weights_of(run)
+    values = passes.gradients(run, amount, weights)
+    learnt, limit = optimizers.learnt(run.model), settings.clip or math.inf  # a draft is clipped by itself
+    clipped = [nn.utils.clip_grad_norm_(part, limit) for part in learnt if part]
     norm = parallel.whole(clipped[0])
     amounts = {"quantized": amount} if settings.quantize_warmup else {}
     made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, place), amounts)
     if waits(run) and bad_step(run, *made.read[:2]):
         return made
-    others = settings.embedding_lr / settings.lr
-    for group in optimizer.param_groups:
-        of_group = 1.0 if group["decays"] or not settings.embedding_lr else others
-        group["lr"] = made.rate * of_group * group.get("rate", 1.0)
-        group["weight_decay"] = schedule.weight_decay(settings, place) if group["decays"] else 0.0
+    optimizers.set_rates(optimizer, settings, place)
     optimizer.step()
     run.state["fall"] = schedule.fall(settings, place)
     if distill.balanced(settings):

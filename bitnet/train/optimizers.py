@@ -9,6 +9,7 @@ from torch import nn
 
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train import schedule
 from bitnet.train.muon import Muon
 
 
@@ -55,6 +56,15 @@ def of_adapters(model: Transformer, settings: Settings) -> list[dict[str, Any]]:
     assert len(outwards) + len(inwards) == len(learnt)
     rate = settings.lora_alpha / settings.lora if settings.lora_alpha else 2.0
     return [{"params": inwards, "decays": True, "rate": 1.0}, {"params": outwards, "decays": True, "rate": rate}]
+
+
+def set_rates(optimizer: torch.optim.Optimizer, settings: Settings, at: schedule.Place) -> None:
+    """Set learning rate and weight decay of the groups that `build` made."""
+    rate, others = schedule.learning_rate(settings, at), settings.embedding_lr / settings.lr
+    for group in optimizer.param_groups:
+        of_group = 1.0 if group["decays"] or not settings.embedding_lr else others
+        group["lr"] = rate * of_group * group.get("rate", 1.0)
+        group["weight_decay"] = schedule.weight_decay(settings, at) if group["decays"] else 0.0
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -11,8 +12,45 @@ from torch import Tensor
 from bitnet.data import dataset
 from bitnet.data.preferences import Preferences
 from bitnet.model import compiler, parallel
-from bitnet.train import objectives, preferences, telemetry
+from bitnet.train import distill, objectives, preferences, telemetry
 from bitnet.train.run import Run
+
+
+def weights_of(run: Run) -> dict[str, float]:
+    """The weights of the terms of the loss (`loss_terms`); 0: no part of it, but a metric, or a draft's own loss."""
+    if run.settings.draft_only:
+        return {"draft": 1.0}
+    found = distill.weights(run.settings, run.state["sizes"])
+    if run.settings.preference:
+        found = dict(preferences.WEIGHTS)
+    if run.model.config.n_experts:
+        found["balance"] = run.settings.balance_loss
+    if run.model.draft:
+        found["draft"] = 0.0
+    return found
+
+
+def gradients(run: Run, amount: float, weights: Mapping[str, float]) -> list[Tensor]:
+    """Accumulate gradients of the next step. Returns the terms of the loss of each pass, in the order of weights."""
+    settings, model, device = run.settings, run.model, torch.device(run.settings.device)
+    assert run.ahead is not None
+    work = run.ahead.take(run.state["step"])
+    (counted,) = parallel.total([work.counted])
+    values: list[Tensor] = []
+    for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
+        if run.probe and settings.compile and i == 1:
+            look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
+        if model.config.drops:  # dropout, like the data, is a function of seed and sequence number
+            torch.manual_seed(dataset.seed_of(settings.seed, number))
+        if run.replay:
+            terms = run.replay(batch, counted, amount)
+        else:
+            on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
+            seen = run.probe.looking() if run.probe and not settings.compile else contextlib.nullcontext()
+            with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
+                terms = passes(run, on_device, counted, amount, weights)
+        values.append(torch.stack([terms[name] for name in weights]))
+    return values
 
 
 def passes(
