@@ -32,9 +32,10 @@ from bitnet.data import dataset, masked, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
 from bitnet.train import building, hardware, loop, optimizers, runlog
-from bitnet.train.horizon import BEGINNING, Horizon
+from bitnet.train.horizon import Horizon
 from bitnet.train.run import Run
 from bitnet.train.schedule import Place
+from bitnet.train.state import beginning
 
 WARM = 3  # warm-up steps: they compile, record, and settle
 NO_TIME = "left out, no time"
@@ -142,8 +143,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
-    state = BEGINNING | {"step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "sizes": {}}
-    state["phased"] = True
+    state = beginning(settings.to_dict(), config.to_dict(), config.vocab_size, 0, "", "")
     horizon = Horizon(wanted * settings.batch_tokens, 0.0, settings.batch_tokens)
     run = Halfway(
         settings, folder, tokenizer.build("byte", [], 257), batches, tokens, settings.batch_tokens // context, horizon,

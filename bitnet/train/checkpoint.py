@@ -40,6 +40,7 @@ from bitnet.data import tokenizer
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.train import manifest, optimizers, runlog
+from bitnet.train.state import State
 from bitnet_runtime import terminal
 from bitnet_runtime.errors import json_kind
 
@@ -124,7 +125,7 @@ class Checkpoint:
         return read_json(self.folder / STATE)
 
     @property
-    def state_of_run(self) -> dict[str, Any]:
+    def state_of_run(self) -> State:
         """`state`, checked to have the `model` and `settings` needed to resume the run or evaluate as it did."""
         for name in ("model", "settings"):
             if not isinstance(self.state.get(name), dict):
@@ -132,7 +133,7 @@ class Checkpoint:
         for name in COUNTS:
             if isinstance(found := self.state.get(name, 0), bool) or not isinstance(found, int | float):
                 raise CheckpointError(f"{self.folder / STATE}: {name} is {found!r:.40}, expected a number")
-        return self.state
+        return cast(State, self.state)
 
     @property
     def state_if_any(self) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from bitnet.settings import Settings
 from bitnet.train import schedule
 from bitnet.train.schedule import Place
+from bitnet.train.state import State
 
 JUMP = 0.1
 """Increase of λ in one step above which the run says so."""
@@ -24,7 +24,7 @@ class Horizon:
     each: int  # tokens of a step
 
     @classmethod
-    def of(cls, settings: Settings, state: Mapping[str, Any], each: int, parameters: int) -> Self:
+    def of(cls, settings: Settings, state: State, each: int, parameters: int) -> Self:
         """The horizon of a run in this state, with `each` tokens per step from here on."""
         if settings.minutes:
             return cls(0, 60 * settings.minutes, each)
@@ -32,20 +32,20 @@ class Horizon:
         left = math.ceil((wanted - state["tokens"]) / each) if wanted else settings.steps - state["step"]
         return cls(state["tokens"] + max(0, left) * each, 0.0, each)
 
-    def steps(self, state: Mapping[str, Any]) -> int:
+    def steps(self, state: State) -> int:
         """Steps of the whole run; with a budget in seconds, at the speed so far."""
-        made = int(state["step"])
+        made = state["step"]
         if self.seconds:
             return max(made, round(made / max(self.progress(state), 1e-9)))
-        return made + math.ceil((self.tokens - int(state["tokens"])) / self.each)
+        return made + math.ceil((self.tokens - state["tokens"]) / self.each)
 
-    def progress(self, state: Mapping[str, Any]) -> float:
+    def progress(self, state: State) -> float:
         """Share of the budget at the middle of the next step, or by the clock; below 1 while the budget lasts."""
         if self.seconds:
-            return float(state["seconds"] / self.seconds)
-        return float((state["tokens"] + self.each / 2) / max(1, self.tokens))
+            return state["seconds"] / self.seconds
+        return (state["tokens"] + self.each / 2) / max(1, self.tokens)
 
-    def place(self, state: Mapping[str, Any]) -> Place:
+    def place(self, state: State) -> Place:
         """The place of the next step. `state` of the run has "planned", its first horizon, and "resumed", where it got
         this one."""
         whole = self.progress(state)
@@ -62,17 +62,7 @@ class Horizon:
         )
 
 
-BEGINNING: dict[str, Any] = {
-    "planned": {},  # the first horizon
-    "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0},  # where the run got its present horizon
-    "fall": 1.0,  # factor of the learning rate in the newest step
-    "stable": None,  # the last step before the learning rate began to fall
-    "quantized": 0.0,  # λ
-}
-"""Initial values of the schedule's part of a run's state."""
-
-
-def begin(settings: Settings, state: dict[str, Any], each: int, before: Mapping[str, Any]) -> tuple[Horizon, str]:
+def begin(settings: Settings, state: State, each: int, before: State | None) -> tuple[Horizon, str]:
     """The horizon of a run, recorded in `state`, and a note for the user. before: the state it resumes from."""
     line = ""
     found = Horizon.of(settings, state, each, state["parameters"])
@@ -115,23 +105,23 @@ def _never_risen(settings: Settings, tokens: int) -> str:
     )
 
 
-def longer(settings: Settings, state: Mapping[str, Any]) -> bool:
+def longer(settings: Settings, state: State) -> bool:
     """Whether a run that continues from this state would be longer than it was planned to be."""
     return _tokens(settings, state) > _tokens(Settings.from_dict(state["settings"]), state)
 
 
-def _end(settings: Settings, state: Mapping[str, Any]) -> tuple[Any, ...]:
+def _end(settings: Settings, state: State) -> tuple[Any, ...]:
     """The values that determine where the run ends; for a budget in steps also their size."""
     return *settings.budget, _of_step(settings, state) if settings.budget[0] == "steps" else 0
 
 
-def _of_step(settings: Settings, state: Mapping[str, Any]) -> int:
+def _of_step(settings: Settings, state: State) -> int:
     """Tokens of a step, or a number proportional to them."""
     context = settings.context or state["model"]["max_context"]
     return settings.batch_tokens or settings.batch * settings.accumulate * context
 
 
-def _tokens(settings: Settings, state: Mapping[str, Any]) -> float:
+def _tokens(settings: Settings, state: State) -> float:
     """Tokens of the whole run, if the rest goes on as so far."""
     name, wanted = settings.budget
     done = {
@@ -143,4 +133,4 @@ def _tokens(settings: Settings, state: Mapping[str, Any]) -> float:
     if not done:
         return math.inf
     times = _of_step(settings, state) / _of_step(Settings.from_dict(state["settings"]), state) if name == "steps" else 1
-    return float(state["tokens"] * (1 + times * (wanted / done - 1)))
+    return state["tokens"] * (1 + times * (wanted / done - 1))

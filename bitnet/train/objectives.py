@@ -39,6 +39,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.train import preferences
 from bitnet.train.errors import TrainingError
+from bitnet.train.state import Recorded
 
 Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
 Batches = (
@@ -169,18 +170,19 @@ def held_out(
     return masked.ViewedTokens(tokens, view) if view else tokens
 
 
-def record(tokens: HeldOut, held_out: HeldOut) -> dict[str, Any]:
+def record(tokens: HeldOut, held_out: HeldOut) -> Recorded:
     """What a checkpoint records of a run's data files, to find them again; conversations are read again instead."""
     sides = {"train": tokens, "validation": held_out}
     if isinstance(tokens, Rows):
         return {"pictures": {side: each.pictures.to_dict() for side, each in sides.items() if isinstance(each, Rows)}}
-    texts = {side: text.to_dict() for side, each in sides.items() if (text := _text_of(each))}
-    more = {"mixture": tokens.mixture.to_dict()} if isinstance(tokens, mixture.Sources) else {}
-    return (
-        ({"texts": texts} if texts else {})
-        | more
-        | ({"pairs": tokens.given} if isinstance(tokens, pairs.Pairs) else {})
-    )
+    found: Recorded = {}
+    if texts := {side: text.to_dict() for side, each in sides.items() if (text := _text_of(each))}:
+        found["texts"] = texts
+    if isinstance(tokens, mixture.Sources):
+        found["mixture"] = tokens.mixture.to_dict()
+    if isinstance(tokens, pairs.Pairs):
+        found["pairs"] = tokens.given
+    return found
 
 
 def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -31,12 +31,12 @@ from bitnet.train import (
     profiling,
     reporting,
     source_model,
-    validation,
 )
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
+from bitnet.train.state import State, beginning
 from bitnet.train.texts import check_text, read_data
 from bitnet_runtime import __version__
 
@@ -95,19 +95,19 @@ def prepare(
         say("the layers will be compiled in the first steps, which takes about a minute")
     optimizer = optimizers.build(model, settings)
     phased = tower.sees_in_floats if tower else not settings.vision
-    state = _beginning(settings, model, batches) | {"phased": phased, "held_out": objectives.digest(held_out)}
+    sides = batches.tokens.digest, objectives.digest(held_out)
+    state = beginning(settings.to_dict(), config.to_dict(), most, _size(settings, model), *sides, phased)
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
-        state |= {name: before[name] for name in state.keys() & before.keys()}
+        kept = {name: before[name] for name in state.keys() & before.keys() - {"settings", "model"}}
+        state = {**state, **cast(State, kept)}
     state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again on resume
-    end, line = horizon.begin(settings, state, sequences * each, before)
+    end, line = horizon.begin(settings, state, sequences * each, newest.state_of_run if newest else None)
     if newest is None:  # a resumed run keeps its options, and may be near its end
         profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))
-    state |= {"settings": settings.to_dict(), "model": config.to_dict()}
-    state |= {"vocab_size": most}  # as asked for; a tokenizer may have found fewer
     if parallel.is_first():
-        state |= objectives.record(batches.tokens, held_out)
+        state = {**state, **objectives.record(batches.tokens, held_out)}
     announce(settings, config, model, state, batches, end)
     if line:
         say(line)
@@ -164,32 +164,18 @@ def _size_of_draft(model: Transformer) -> int:
     return sum(p.numel() for p in model.draft.parameters()) if model.draft else 0
 
 
-def _beginning(settings: Settings, model: Transformer, batches: objectives.Batches) -> dict[str, Any]:
-    """The state before the first step."""
+def _size(settings: Settings, model: Transformer) -> int:
+    """How many parameters are learned."""
     learnt = optimizers.learnt(model)[0] if settings.lora else model.parameters()
     # A draft does not count, so that it does not change the tokens per parameter.
-    parameters = sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
-    return {
-        "step": 0,
-        "tokens": 0,
-        "seconds": 0.0,
-        "data": batches.tokens.digest,
-        "parameters": parameters,
-        "recent": [],  # losses of the last good steps
-        "skipped": 0,  # bad steps since
-        "phased": True,  # whether λ also applies to the vision stack, which is otherwise fully quantized
-        "course": [],  # of a mixture: the steps at which its weights changed, and the new ones
-        "best": dict(validation.BEST),
-        "best_tasks": dict(validation.BEST_TASKS),
-        "sizes": {},  # running means of the loss's terms, where they are balanced
-    } | horizon.BEGINNING
+    return sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
 
 
 def announce(
     settings: Settings,
     config: ModelConfig,
     model: Transformer,
-    state: dict[str, Any],
+    state: State,
     batches: objectives.Batches,
     end: horizon.Horizon,
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import Any, Self
+from typing import Self
 
 from tqdm import tqdm
 
 from bitnet.model import parallel
 from bitnet.process import unheard
 from bitnet.train.horizon import Horizon
+from bitnet.train.state import State
 from bitnet_runtime.terminal import escape
 
 PAUSES = 1.0, 60.0  # seconds between lines, first and at most: each pause is twice the one before
@@ -21,7 +22,7 @@ RECENT = 20, 120.0  # speed is measured over at least 20 steps, or 120 s if thos
 class Progress:
     """A context around the steps; `step` is called after each. `state`: that of the run."""
 
-    def __init__(self, horizon: Horizon, state: dict[str, Any], of_peak: float = 0.0) -> None:
+    def __init__(self, horizon: Horizon, state: State, of_peak: float = 0.0) -> None:
         """of_peak: seconds that a token would take on GPUs at their peak; 0: unknown."""
         self.horizon, self.state, self.of_peak = horizon, state, of_peak
         self._recent = deque([self._now])
@@ -76,9 +77,9 @@ class Progress:
     def left(self) -> float:
         """Remaining seconds at the speed of the recent steps."""
         if self.horizon.seconds:
-            return max(0.0, float(self.horizon.seconds - self.state["seconds"]))
+            return max(0.0, self.horizon.seconds - self.state["seconds"])
         seconds, steps, _ = self._since(self._recent[0])
-        left: int = self.horizon.steps(self.state) - self.state["step"]
+        left = self.horizon.steps(self.state) - self.state["step"]
         return max(0.0, seconds / max(1, steps) * left)
 
 

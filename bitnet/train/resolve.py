@@ -20,6 +20,7 @@ from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
 from bitnet.train import adapters
 from bitnet.train.given import PATHS, VISION, Given, kept_path, options_of, over
+from bitnet.train.state import State
 
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
@@ -39,7 +40,7 @@ KEPT = (
 
 def resolve(
     given: Given,
-    saved: dict[str, Any] | None = None,
+    saved: State | None = None,
     base: tuple[dict[str, Any], ModelConfig] | None = None,
     tower: Start | None = None,
 ) -> tuple[Settings, ModelConfig]:
@@ -144,7 +145,7 @@ def _checked(settings: Settings) -> Settings:
     return settings
 
 
-def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict[str, Any]) -> None:
+def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: State) -> None:
     """Raises ValueError: a resumed run cannot change that option."""
     before, elsewhere = saved["settings"], "start another run with --out to change it"
     for name in KEPT:

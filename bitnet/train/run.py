@@ -29,6 +29,7 @@ from bitnet.train.pipeline import Ahead, Made
 from bitnet.train.progress import say
 from bitnet.train.replay import Replay
 from bitnet.train.saver import Saver
+from bitnet.train.state import State
 
 LAST = 8
 """The final evaluation uses LAST times the tokens of the others: it takes about as long as they do together."""
@@ -48,7 +49,7 @@ class Run:
     model: Transformer
     forward: nn.Module  # the module that a step calls: the model, or DDP around it
     optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
+    state: State
     template: str | None = None  # chat template
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
@@ -70,7 +71,7 @@ class Run:
     @property
     def seen(self) -> int:
         """Sequences seen so far, whatever the size of the steps was; the next step starts after them."""
-        return int(self.state["tokens"]) * self.sequences // self.horizon.each
+        return self.state["tokens"] * self.sequences // self.horizon.each
 
     @property
     def passes(self) -> float:
@@ -99,7 +100,7 @@ class Run:
         return self.horizon.place(self.state)
 
     def now(self) -> dict[str, Any]:
-        return {name: self.state[name] for name in ("step", "tokens", "seconds")}
+        return {"step": self.state["step"], "tokens": self.state["tokens"], "seconds": self.state["seconds"]}
 
     def save(self) -> None:
         parameters = dict(self.model.named_parameters())

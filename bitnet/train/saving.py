@@ -20,6 +20,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.process import flush
 from bitnet.train import manifest, memory
 from bitnet.train.checkpoint import CONFIG, GENERATION, OPTIMIZER, STATE, TEMPLATE, TOKENIZER, WEIGHTS, all_of
+from bitnet.train.state import State
 
 REPLACED = ".replaced"  # suffix of a checkpoint while another of the same step takes its place
 
@@ -38,7 +39,7 @@ class Snapshot(NamedTuple):
         model: Transformer,
         tokenizer_json: str,
         optimizer: torch.optim.Optimizer,
-        state: dict[str, Any],
+        state: State,
         template: str | None = None,
         generation: dict[str, Any] | None = None,
     ) -> Snapshot:

@@ -29,6 +29,7 @@ from bitnet.train.prepare import prepare
 from bitnet.train.progress import say
 from bitnet.train.resolve import resolve
 from bitnet.train.run import Run
+from bitnet.train.state import NEEDED
 
 DATA = r"(train|validation)-\w+\.(bin|pixels|owners|reference)"
 """Files of token ids and images, and of values that are computed from them once."""
@@ -165,7 +166,7 @@ def _say_if_finished(run: Run) -> None:
 
 def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: dict[str, Any]) -> Run:
     """before: the newest settings of the run."""
-    settings, config = resolve(given, newest.state_of_run | {"settings": before})
+    settings, config = resolve(given, {**newest.state_of_run, "settings": before})
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     step = newest.state.get("teacher", "") if settings.teacher == before.get("teacher") else ""
     teacher = read(_teacher(settings.teacher or settings.source, step)) if settings.distilled else None
@@ -207,7 +208,7 @@ def _newest(folder: Path) -> Checkpoint:
 def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
     """The newest checkpoint of a run; if the run becomes longer, the one from before the learning rate fell."""
     state = newest.state_of_run
-    if lacking := [name for name in ("parameters", *horizon.BEGINNING) if name not in state]:
+    if lacking := [name for name in NEEDED if name not in state]:
         raise TrainingError(
             f"{newest.folder / checkpoint.STATE} has no {lacking[0]!r}: an earlier version wrote it, and this one "
             f"cannot resume it; start a run from its weights, bitnet finetune {newest.folder}"

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from bitnet.model import parallel
 from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import Run
+from bitnet.train.state import BEST, BEST_TASKS
 
 USUAL, PARTS = 200, 10  # steps between evaluations; least number of them in a run
 RARELY = 4  # with --minutes, evaluations so far may take one part in so many of the time so far
 WORSE = 1.02  # times the best loss: more than chance explains
-BEST: dict[str, Any] = {"step": 0, "loss": 0.0, "since": 0, "told": False}
-"""The best evaluation: its step and loss, the number since, and whether the user was told about overfitting."""
-BEST_TASKS: dict[str, Any] = {"step": None, "score": 0.0}
-"""The best mean score of tasks."""
 
 
 def due(run: Run, before: float) -> bool:
     """Whether an evaluation is due after the step just made. before: progress before it."""
     step, every = run.state["step"], run.settings.eval_every
     if every:
-        return bool(step % every == 0)
+        return step % every == 0
     if run.horizon.seconds:
         wanted = int(PARTS * run.progress) > int(PARTS * before) or step % USUAL == 0
-        return bool(wanted and RARELY * run.evaluated <= run.state["seconds"])
-    return bool(step % min(USUAL, max(1, run.horizon.steps(run.state) // PARTS)) == 0)
+        return wanted and RARELY * run.evaluated <= run.state["seconds"]
+    return step % min(USUAL, max(1, run.horizon.steps(run.state) // PARTS)) == 0
 
 
 def loss_of(result: objectives.Result) -> float:
@@ -41,9 +37,9 @@ def note(run: Run, result: objectives.Result) -> str:
     best = state["best"]
     added = f", pass {run.passes:.1f}" if run.passes >= 1 else ""
     if not best["step"] or loss < best["loss"]:
-        state["best"] = best | {"step": state["step"], "loss": loss, "since": 0}
+        state["best"] = {**best, "step": state["step"], "loss": loss, "since": 0}
         return added
-    state["best"] = best = best | {"since": best["since"] + 1}
+    state["best"] = best = {**best, "since": best["since"] + 1}
     learnt = run.passes > 1 and schedule.quantization(run.settings, run.place) == 1 and loss > WORSE * best["loss"]
     if learnt and not best["told"]:
         best["told"] = True
@@ -56,11 +52,15 @@ def note(run: Run, result: objectives.Result) -> str:
 
 def forget_lost(run: Run) -> None:
     """Forget the best so far if its checkpoint is not in this run folder: a new branch does not have it."""
-    for name, none in (("best", BEST), ("best_tasks", BEST_TASKS)):
-        step = run.state[name]["step"]
+
+    def lost(step: int | None) -> bool:
         there = run.folder / saving.name_of(step)
-        if step and not parallel.from_first(there.is_dir):  # on a shared file system others may not see it yet
-            run.state[name] = dict(none)
+        return bool(step) and not parallel.from_first(there.is_dir)  # on a shared file system others may not see it yet
+
+    if lost(run.state["best"]["step"]):
+        run.state["best"] = {**BEST}
+    if lost(run.state["best_tasks"]["step"]):
+        run.state["best_tasks"] = {**BEST_TASKS}
 
 
 def improves(run: Run) -> bool:
@@ -71,4 +71,4 @@ def improves(run: Run) -> bool:
 
 def over(run: Run) -> bool:
     """Whether --patience evaluations have passed without a better one."""
-    return bool(0 < run.settings.patience <= run.state["best"]["since"])
+    return 0 < run.settings.patience <= run.state["best"]["since"]
