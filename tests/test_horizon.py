@@ -76,7 +76,7 @@ def test_tokens_are_steps(
     state = Checkpoint.open(finished).state
     assert state["parameters"] == sum(p.numel() for p in Checkpoint.open(finished).model.parameters())
     settings = Settings(tokens_per_parameter=tokens / state["parameters"])
-    assert Horizon.of(settings, state | {"step": 0, "tokens": 0}, EACH, state["parameters"]).tokens == 20 * EACH
+    assert Horizon.of(settings, state | {"step": 0, "tokens": 0}, EACH).tokens == 20 * EACH
 
 
 @pytest.mark.parametrize(

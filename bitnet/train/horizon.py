@@ -24,11 +24,11 @@ class Horizon:
     each: int  # tokens of a step
 
     @classmethod
-    def of(cls, settings: Settings, state: State, each: int, parameters: int) -> Self:
+    def of(cls, settings: Settings, state: State, each: int) -> Self:
         """The horizon of a run in this state, with `each` tokens per step from here on."""
         if settings.minutes:
             return cls(0, 60 * settings.minutes, each)
-        wanted = settings.tokens or settings.tokens_per_parameter * parameters
+        wanted = settings.tokens or settings.tokens_per_parameter * state["parameters"]
         left = math.ceil((wanted - state["tokens"]) / each) if wanted else settings.steps - state["step"]
         return cls(state["tokens"] + max(0, left) * each, 0.0, each)
 
@@ -65,7 +65,7 @@ class Horizon:
 def begin(settings: Settings, state: State, each: int, before: State | None) -> tuple[Horizon, str]:
     """The horizon of a run, recorded in `state`, and a note for the user. before: the state it resumes from."""
     line = ""
-    found = Horizon.of(settings, state, each, state["parameters"])
+    found = Horizon.of(settings, state, each)
     if before and _end(settings, before) != _end(Settings.from_dict(before["settings"]), before):
         state["resumed"] = {"tokens": state["tokens"], "seconds": state["seconds"], "fall": state["fall"]}
         if state["fall"] == 1:

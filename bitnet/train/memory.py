@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bitnet.config import ModelConfig
+from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import building, optimizers
@@ -21,7 +22,10 @@ EXHAUSTED = "allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC
 
 
 def check(config: ModelConfig, settings: Settings) -> None:
-    """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit."""
+    """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit. (A GPU has its
+    own memory, and of several processes each may hold a part.)"""
+    if settings.device == "cuda" or parallel.launched():
+        return
     with torch.device("meta"):
         model = Transformer(config)
     building.hold(model, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -36,8 +36,8 @@ from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
-from bitnet.train.state import State, beginning
-from bitnet.train.texts import check_text, read_data
+from bitnet.train.state import State, beginning, resumed
+from bitnet.train.texts import Learnt, check_text, read_data
 from bitnet_runtime import __version__
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
@@ -49,91 +49,114 @@ OF_MACHINES = {
 MANY = 100  # times that tokens are seen, above which a model mostly memorizes them
 
 
-def prepare(
+def begin(
     settings: Settings,
     config: ModelConfig,
-    newest: Checkpoint | None,
     start: source_model.Start | None = None,
     teacher: source_model.Start | None = None,
     tower: source_model.Start | None = None,
-    source: Callable[[], source_model.Start] | None = None,
 ) -> Run:
-    """A run at its next step. A new one has no checkpoint yet.
+    """A run before its first step.
 
-    newest: the checkpoint to resume from; start: the model to begin with; teacher: the one to learn from; tower: the
-    one whose vision stack it begins with; source: reads the model that a resumed run began with.
+    start: the model to begin with; teacher: the one to learn from; tower: the one whose vision stack it begins with.
     """
     settings = hardware.settled(settings)
-    check_options(settings, config, new_words=not (newest or start))
-    before = newest.state if newest else {}
-    if newest is None:
-        config = config.with_draft() if settings.draft else config.replace(draft=None)
-    elif (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
+    check_options(settings, config, new_words=not start)
+    config = config.with_draft() if settings.draft else config.replace(draft=None)
+    known = start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
+    memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
+    data = read_data(settings, config, None, start, tower)
+    if settings.self_written and start:
+        data = data._replace(batches=own_text.added(settings, config, data.words, start, data.batches))
+    parallel.check_same(_told(settings, config, data))
+    asked = config.vocab_size
+    config = with_images(settings, with_room(settings, config, data.words, start), data.words)
+    run = _assemble(settings, config, data, start, tower)
+    run.state["vocab_size"] = asked
+    _set_out(run, None, teacher)
+    if not start:
+        _note_context(config, data.batches.context)
+    _add_references(run, lambda: run.model, {}, teacher)
+    return run
+
+
+def resume(
+    settings: Settings,
+    config: ModelConfig,
+    newest: Checkpoint,
+    teacher: source_model.Start | None,
+    source: Callable[[], source_model.Start],
+) -> Run:
+    """A run at the next step after a checkpoint. teacher: the model to learn from; source: reads that to begin with."""
+    settings, before = hardware.settled(settings), newest.state_of_run
+    check_options(settings, config, new_words=False)
+    if (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
-    if settings.device == "cpu" and not parallel.launched():
-        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
-        memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
-    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
-    if settings.self_written and start and newest is None:
-        batches = own_text.added(settings, config, words, start, batches)
-    if newest:
-        check_text(newest.folder, before, batches.tokens.digest, objectives.digest(held_out))
-    parallel.check_same(_told(settings, config, newest, batches, held_out))
-    most = before.get("vocab_size", config.vocab_size)
-    if newest is None:
-        config = with_images(settings, with_room(settings, config, words, start), words)
-    check_vocabulary(words, config, start.what if start else settings.tokenizer)
+    memory.check(config, settings)
+    data = read_data(settings, config, newest)
+    check_text(newest.folder, before, data.batches.tokens.digest, objectives.digest(data.held_out))
+    parallel.check_same(_told(settings, config, data, before["step"]))
+    run = _assemble(settings, config, data)
+    newest.load_weights(run.model)
+    newest.load_optimizer(run.optimizer, run.model)
+    run.state = resumed(run.state, before)
+    _set_out(run, before, teacher)
 
+    def first() -> Transformer:
+        return building.build_model(settings, config, source(), data.batches)[0]
+
+    _add_references(run, first, newest.state, teacher)
+    return run
+
+
+def _assemble(
+    settings: Settings,
+    config: ModelConfig,
+    data: Learnt,
+    start: source_model.Start | None = None,
+    tower: source_model.Start | None = None,
+) -> Run:
+    """Model, optimizer and data of a run, in the state before its first step."""
+    words, template, generation, batches, held_out = data
+    check_vocabulary(words, config, start.what if start else settings.tokenizer)
     each = objectives.tokens_each(batches.tokens, batches.context)
     sequences = sequences_of_step(settings, each)
-    model, forward = building.build_model(settings, config, None if newest else start, batches, tower)
+    model, forward = building.build_model(settings, config, start, batches, tower)
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
         say("the layers will be compiled in the first steps, which takes about a minute")
-    optimizer = optimizers.build(model, settings)
     phased = tower.sees_in_floats if tower else not settings.vision
     sides = batches.tokens.digest, objectives.digest(held_out)
-    state = beginning(settings.to_dict(), config.to_dict(), most, _size(settings, model), *sides, phased)
-    if newest is not None:
-        newest.load_weights(model)
-        newest.load_optimizer(optimizer, model)
-        kept = {name: before[name] for name in state.keys() & before.keys() - {"settings", "model"}}
-        state = {**state, **cast(State, kept)}
-    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again on resume
-    end, line = horizon.begin(settings, state, sequences * each, newest.state_of_run if newest else None)
-    if newest is None:  # a resumed run keeps its options, and may be near its end
-        profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))
+    state = beginning(settings.to_dict(), config.to_dict(), config.vocab_size, _size(settings, model), *sides, phased)
     if parallel.is_first():
         state = {**state, **objectives.record(batches.tokens, held_out)}
-    announce(settings, config, model, state, batches, end)
+    end = horizon.Horizon.of(settings, state, sequences * each)
+    parts = words, batches, held_out, sequences, end, model, forward, optimizers.build(model, settings)
+    return Run(settings, settings.run_folder, *parts, state, template, generation)
+
+
+def _set_out(run: Run, before: State | None, teacher: source_model.Start | None) -> None:
+    """Decide where the run ends, and say what it learns. before: the state it resumes from."""
+    settings, state = run.settings, run.state
+    state["teacher"] = teacher.step if teacher and settings.distilled else ""  # to find it again on resume
+    run.horizon, line = horizon.begin(settings, state, run.horizon.each, before)
+    if not before:  # a resumed run keeps its options, and may be near its end
+        profiling.check(settings.profile, math.inf if run.horizon.seconds else run.horizon.steps(state))
+    announce(run)
     if line:
         say(line)
-    if not (newest or start):
-        _note_context(config, batches.context)
-    parts = words, batches, held_out, sequences, end, model, forward, optimizer
-    run = Run(settings, settings.run_folder, *parts, state, template, generation)
-    _add_references(run, before, teacher, source)
-    return run
 
 
 def _add_references(
-    run: Run,
-    before: dict[str, Any],
-    teacher: source_model.Start | None,
-    source: Callable[[], source_model.Start] | None,
+    run: Run, first: Callable[[], Transformer], before: dict[str, Any], teacher: source_model.Start | None
 ) -> None:
     """The models that a run is compared with: its beginning, for preferences, and its teacher."""
-    settings, batches = run.settings, run.batches
+    settings, context = run.settings, run.batches.context
     if settings.preference:
-
-        def first() -> Transformer:
-            return building.build_model(settings, run.model.config, source(), batches)[0] if source else run.model
-
-        data = batches.tokens, run.held_out, settings, batches.context
-        run.state["reference"] = preferences.refer(first, *data, before)
+        run.state["reference"] = preferences.refer(first, run.batches.tokens, run.held_out, settings, context, before)
     if settings.distilled:
         if teacher is None:
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {run.folder}`")
@@ -148,16 +171,13 @@ def _note_context(config: ModelConfig, context: int) -> None:
         )
 
 
-def _told(
-    settings: Settings, config: ModelConfig, newest: Checkpoint | None, batches: objectives.Batches,
-    held_out: objectives.HeldOut,
-) -> dict[str, Any]:  # fmt: skip
+def _told(settings: Settings, config: ModelConfig, data: Learnt, step: int = 0) -> dict[str, Any]:
     """What has to be the same in all processes of a run, by its name in errors."""
     versions = {"the version of bitnet-edge": __version__, "the version of torch": torch.__version__.partition("+")[0]}
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
-    read = {"what is read": batches.tokens.digest, "what is held out": objectives.digest(held_out)}
+    read = {"what is read": data.batches.tokens.digest, "what is held out": objectives.digest(data.held_out)}
     model = {f"{name} of the model": value for name, value in config.to_dict().items()}
-    return versions | options | model | {"the step": newest.state["step"] if newest else 0} | read
+    return versions | options | model | {"the step": step} | read
 
 
 def _size_of_draft(model: Transformer) -> int:
@@ -171,22 +191,16 @@ def _size(settings: Settings, model: Transformer) -> int:
     return sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
 
 
-def announce(
-    settings: Settings,
-    config: ModelConfig,
-    model: Transformer,
-    state: State,
-    batches: objectives.Batches,
-    end: horizon.Horizon,
-) -> None:
+def announce(run: Run) -> None:
     """Say what is trained on what data, and warn if tokens are seen too often."""
-    n_tokens, draft = batches.tokens.n_tokens, _size_of_draft(model)
+    settings, config, batches, end = run.settings, run.model.config, run.batches, run.horizon
+    n_tokens, draft = batches.tokens.n_tokens, _size_of_draft(run.model)
     say(
-        f"{settings.run_folder}: {state['parameters']:,} parameters{' of adapters' if settings.lora else ''}, "
+        f"{run.folder}: {run.state['parameters']:,} parameters{' of adapters' if settings.lora else ''}, "
         f"{config.replace(draft=None).ternary_weights:,} ternary; "
         + (f"{draft:,} more of a draft; " if draft else "")
         + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
-        f"{settings.precision} on {settings.device}, from step {state['step']:,}"
+        f"{settings.precision} on {settings.device}, from step {run.state['step']:,}"
     )
     if isinstance(batches, Mixed):
         say(mixtures.sizes(batches.tokens, end.tokens))

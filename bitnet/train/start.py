@@ -20,12 +20,11 @@ from bitnet import process
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
 from bitnet.settings import SOURCES, Settings, flag_of
-from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks, validation
+from bitnet.train import checkpoint, horizon, loop, manifest, memory, prepare, saving, source_model, tasks, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.given import Given, asks, named, run_folder
 from bitnet.train.loop import Outcome
-from bitnet.train.prepare import prepare
 from bitnet.train.progress import say
 from bitnet.train.resolve import resolve
 from bitnet.train.run import Run
@@ -88,7 +87,7 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
         _check_unused(folder)
         teacher = read(settings.teacher) if settings.teacher else start
         try:
-            run = prepare(settings, config, None, start, teacher, tower)
+            run = prepare.begin(settings, config, start, teacher, tower)
         except (DataError, FileNotFoundError) as error:
             if not inherits:
                 raise
@@ -170,7 +169,7 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     step = newest.state.get("teacher", "") if settings.teacher == before.get("teacher") else ""
     teacher = read(_teacher(settings.teacher or settings.source, step)) if settings.distilled else None
-    run = prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
+    run = prepare.resume(settings, config, newest, teacher, lambda: read(settings.source))
     if settings.keep_best:
         validation.forget_lost(run)
     return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 
 class Best(TypedDict):
@@ -81,3 +81,9 @@ def beginning(
         "parameters": parameters, "data": data, "held_out": held_out, "teacher": "", "settings": settings,
         "model": model, "vocab_size": vocab_size,
     }  # fmt: skip
+
+
+def resumed(first: State, before: State) -> State:
+    """The state of a run that goes on. first: what it would begin with now; before: the recorded one."""
+    old = State.__required_keys__ - {"settings", "model"}
+    return {**first, **cast(State, {name: value for name, value in before.items() if name in old})}

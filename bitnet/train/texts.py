@@ -28,8 +28,15 @@ from bitnet.train import mixtures, objectives, preferences, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.progress import say
 
-Learnt = tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, objectives.HeldOut]
-"""Tokenizer, chat template, generation defaults, training batches and what is held out."""
+
+class Learnt(NamedTuple):
+    """What a run reads."""
+
+    words: Tokenizer
+    template: str | None  # chat template
+    generation: dict[str, Any]  # its defaults
+    batches: objectives.Batches
+    held_out: objectives.HeldOut
 
 
 class Asked(NamedTuple):
@@ -49,11 +56,11 @@ def read_data(
     settings: Settings,
     config: ModelConfig,
     newest: Checkpoint | None,
-    before: dict[str, Any],
-    start: source_model.Start | None,
-    tower: source_model.Start | None,
+    start: source_model.Start | None = None,
+    tower: source_model.Start | None = None,
 ) -> Learnt:
     """Read the data of a run."""
+    before = newest.state if newest else {}
     template, generation = (start.template, start.generation) if start else (None, {})
     if newest is not None:
         template, generation = newest.template, newest.generation
@@ -74,7 +81,7 @@ def read_data(
     if settings.preference:
         words = parallel.from_first(lambda: choose([]))
         words.encode_special_tokens = True  # which does not go from one process to another
-        return words, *preferences.read(settings, words, template, generation, context)
+        return Learnt(words, *preferences.read(settings, words, template, generation, context))
     if config.vision:
         return (_talks_on_images if settings.chat else _images)(asked, config.vision)
     return (_talks if settings.chat else _texts)(asked)
@@ -87,7 +94,7 @@ def _talks_on_images(asked: Asked, vision: ModelConfig) -> Learnt:
     template, generation = sights.with_template(words, asked.template, asked.generation)
     seen, unseen = (sights.talks(asked.config, words, template, generation, *side, context) for side in said)
     answered = picture_talks.Batches(seen, settings.batch, context, settings.seed, settings.augment)
-    return words, template, generation, answered, unseen
+    return Learnt(words, template, generation, answered, unseen)
 
 
 def _talks(asked: Asked) -> Learnt:
@@ -106,7 +113,7 @@ def _talks(asked: Asked) -> Learnt:
     if lost := unwritten(talks[0] + talks[1], template):
         say(lost)
     batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
-    return words, template, generation, batches, others
+    return Learnt(words, template, generation, batches, others)
 
 
 def note_long(dialogues: Dialogues, context: int, say: Callable[[str], object]) -> None:
@@ -124,7 +131,8 @@ def _images(asked: Asked, vision: ModelConfig) -> Learnt:
     batches = objectives.batches(settings, config, words, train, context)
     if settings.objective == "next":
         template = template or sights.template(words, generation)
-    return words, template, generation, batches, objectives.held_out(settings, config, words, held_out, context)
+    unseen = objectives.held_out(settings, config, words, held_out, context)
+    return Learnt(words, template, generation, batches, unseen)
 
 
 def _texts(asked: Asked) -> Learnt:
@@ -141,7 +149,8 @@ def _texts(asked: Asked) -> Learnt:
                 f"the validation text{name} has {side.n_tokens:,} tokens, one window needs {context + 1:,}; add data, "
                 "raise --validation, or lower --context"
             )
-    return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
+    unseen = objectives.held_out(settings, config, words, sides[1], context)
+    return Learnt(words, template, generation, batches, unseen)
 
 
 def check_text(newest: Path, before: Mapping[str, Any], digest: str, held_out: str | None = None) -> None:
