@@ -117,11 +117,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
         if schedule.quantization(settings, run.place) < 1 and run.model.config.ternary_weights:
             say("λ is how much of the quantization counts: 0 for weights in floating point, 1 for ternary ones")
         while run.progress < 1 and not over and not _agreed(interruption):
-            falls = schedule.falls(settings, run.place)
-            if not falls and state["step"] > 2 * (state["stable"] or math.inf):
-                state["stable"] = None  # with a time budget, faster steps have moved the end far away
-            if state["stable"] is None and falls:  # a checkpoint to continue or branch from
-                state["stable"] = state["step"]
+            if falls_now(run):  # a checkpoint to continue or branch from
                 settle(run, log, started)
                 if saved_step != state["step"]:
                     run.save()
@@ -140,10 +136,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
                 settle(run, log, started)
             progress.step(run.said)
             if evaluating:
-                result, rate = run.evaluate(log), run.optimizer.param_groups[0]["lr"]
-                more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
-                at = " at λ 1" if run.amount < 1 else ""  # as in the exported model
-                progress.say(f"step {state['step']:,}: {run.said}, validation{at} {result}, {more}")
+                evaluate(run, log, progress)
                 to_save |= settings.keep_best and validation.improves(run)
             over = evaluating and validation.over(run)
             if tasks.due(run, over):
@@ -159,6 +152,25 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     if saved_step != state["step"]:
         run.save()
     return _agreed(interruption)
+
+
+def falls_now(run: Run) -> bool:
+    """Whether the learning rate begins to fall with the next step, which the state records."""
+    state, falls = run.state, schedule.falls(run.settings, run.place)
+    if not falls and state["step"] > 2 * (state["stable"] or math.inf):
+        state["stable"] = None  # with a time budget, faster steps have moved the end far away
+    if state["stable"] is not None or not falls:
+        return False
+    state["stable"] = state["step"]
+    return True
+
+
+def evaluate(run: Run, log: runlog.Log, progress: Progress) -> None:
+    """Evaluate, record the result, and print it with the newest loss."""
+    result, rate = run.evaluate(log), run.optimizer.param_groups[0]["lr"]
+    more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
+    at = " at λ 1" if run.amount < 1 else ""  # as in the exported model
+    progress.say(f"step {run.state['step']:,}: {run.said}, validation{at} {result}, {more}")
 
 
 def _agreed(interruption: process.Interruption) -> int:
