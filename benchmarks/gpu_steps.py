@@ -33,6 +33,7 @@ from bitnet.model import compiler
 from bitnet.settings import Settings
 from bitnet.train import building, hardware, loop, optimizers, runlog
 from bitnet.train.horizon import Horizon
+from bitnet.train.objectives import Learnt
 from bitnet.train.run import Run
 from bitnet.train.schedule import Place
 from bitnet.train.state import beginning
@@ -129,7 +130,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
         device=device, precision="bf16" if device == "cuda" else "fp32", compile=case.mode != "eager",
         batch=size.pass_tokens // context, batch_tokens=size.step_tokens, context=context, steps=wanted,
         quantize_warmup=0.9 if case.kind == "coming in" else 0.0, recompute=case.recompute, layers_every=0,
-        save_every=10**9, save_minutes=0, eval_every=10**9, lr=1e-3, threads=size.threads,
+        out=str(folder), save_every=10**9, save_minutes=0, eval_every=10**9, lr=1e-3, threads=size.threads,
     )  # fmt: skip
     hardware.set_threads(settings.threads)
     ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
@@ -143,12 +144,19 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
+    data = Learnt(tokenizer.build("byte", [], 257), None, {}, batches, tokens)
     state = beginning(settings.to_dict(), config.to_dict(), config.vocab_size, 0, "", "")
     horizon = Horizon(wanted * settings.batch_tokens, 0.0, settings.batch_tokens)
     run = Halfway(
-        settings, folder, tokenizer.build("byte", [], 257), batches, tokens, settings.batch_tokens // context, horizon,
-        model, forward, optimizers.build(model, settings), state,
-    )  # fmt: skip
+        settings,
+        data,
+        settings.batch_tokens // context,
+        horizon,
+        model,
+        forward,
+        optimizers.build(model, settings),
+        state,
+    )
     with without_replay() if case.mode == "compiled" else contextlib.nullcontext():
         loop.loop(run, Clock(seen))
     if case.mode == "replayed" and not run.replay:

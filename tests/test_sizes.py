@@ -107,7 +107,8 @@ def test_a_share_of_the_peak_is_not_given_where_operations_are_not_counted(monke
     for name, config in {"plain": PRESETS["tiny"], "draft": PRESETS["tiny"].with_draft()}.items():
         with torch.device("meta"):
             model = Transformer(config)
-        run = SimpleNamespace(settings=Settings(device="cuda"), model=model, batches=SimpleNamespace(context=64))
+        data = SimpleNamespace(batches=SimpleNamespace(context=64))
+        run = SimpleNamespace(settings=Settings(device="cuda"), model=model, data=data)
         found[name] = Run.of_peak.fget(run)  # type: ignore[attr-defined]
     assert found["plain"] > 0 == found["draft"]
 

@@ -106,7 +106,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
         of_batch = functools.partial(passes.passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     begin = run.seen - state["step"] * run.sequences  # not 0 if steps had another size before
-    batches = Ahead.of(lambda step: work_of(run.batches, begin + step * run.sequences, run.sequences, pinned))
+    batches = Ahead.of(lambda step: work_of(run.data.batches, begin + step * run.sequences, run.sequences, pinned))
     with (
         batches as run.ahead,
         process.Interruption() as interruption,

@@ -138,10 +138,11 @@ def sizes(tokens: Sources, planned: int) -> str:
 
 def advance(run: Run) -> None:
     """Set the weights of the mixture for the next step."""
-    if not isinstance(run.batches, Mixed):
+    batches = run.data.batches
+    if not isinstance(batches, Mixed):
         return
     course, place = run.state["course"], run.place
-    weights = run.batches.tokens.mixture.weights_at(place.whole, place.tokens)
+    weights = batches.tokens.mixture.weights_at(place.whole, place.tokens)
     if not course or course[-1]["weights"] != weights:
         course = [*course, {"step": run.state["step"], "tokens": run.state["tokens"], "weights": weights}]
         run.state["course"] = course
@@ -149,7 +150,7 @@ def advance(run: Run) -> None:
         say(f"from step {run.state['step']:,} on the sequences are {shares}")
     each_step = run.horizon.each  # tokens; a resumed run may have longer sequences
     wanted = tuple((each["tokens"] * run.sequences // each_step, each["weights"]) for each in course)
-    if run.batches.course != wanted:
-        run.batches.course = wanted
+    if batches.course != wanted:
+        batches.course = wanted
         assert run.ahead is not None
         run.ahead.drop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -53,6 +53,17 @@ Batches = (
 )
 HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | Dialogues | Talks | Preferences
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
+
+
+class Learnt(NamedTuple):
+    """What a run reads."""
+
+    words: Tokenizer
+    template: str | None  # chat template
+    generation: dict[str, Any]  # its defaults
+    batches: Batches
+    held_out: HeldOut
+
 
 HELD_OUT_SEED = 0  # for masked tokens and prefixes in evaluations: the same for every run
 

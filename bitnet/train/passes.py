@@ -85,7 +85,7 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict
     if run.settings.draft_only:
         return {"draft": run.forward(inputs, *told, targets_BT=targets)}
     if run.settings.preference:
-        known = cast(Preferences, run.batches.tokens).reference
+        known = cast(Preferences, run.data.batches.tokens).reference
         terms = preferences.terms(run.forward, known, run.settings.beta, inputs, targets, *told)
     elif run.model.config.has_head and not run.distillation:
         terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}

@@ -37,7 +37,7 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 from bitnet.train.state import State, beginning, resumed
-from bitnet.train.texts import Learnt, check_text, read_data
+from bitnet.train.texts import check_text, read_data
 from bitnet_runtime import __version__
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
@@ -114,13 +114,13 @@ def resume(
 def _assemble(
     settings: Settings,
     config: ModelConfig,
-    data: Learnt,
+    data: objectives.Learnt,
     start: source_model.Start | None = None,
     tower: source_model.Start | None = None,
 ) -> Run:
     """Model, optimizer and data of a run, in the state before its first step."""
-    words, template, generation, batches, held_out = data
-    check_vocabulary(words, config, start.what if start else settings.tokenizer)
+    batches, held_out = data.batches, data.held_out
+    check_vocabulary(data.words, config, start.what if start else settings.tokenizer)
     each = objectives.tokens_each(batches.tokens, batches.context)
     sequences = sequences_of_step(settings, each)
     model, forward = building.build_model(settings, config, start, batches, tower)
@@ -134,8 +134,7 @@ def _assemble(
     if parallel.is_first():
         state = {**state, **objectives.record(batches.tokens, held_out)}
     end = horizon.Horizon.of(settings, state, sequences * each)
-    parts = words, batches, held_out, sequences, end, model, forward, optimizers.build(model, settings)
-    return Run(settings, settings.run_folder, *parts, state, template, generation)
+    return Run(settings, data, sequences, end, model, forward, optimizers.build(model, settings), state)
 
 
 def _set_out(run: Run, before: State | None, teacher: source_model.Start | None) -> None:
@@ -154,13 +153,14 @@ def _add_references(
     run: Run, first: Callable[[], Transformer], before: dict[str, Any], teacher: source_model.Start | None
 ) -> None:
     """The models that a run is compared with: its beginning, for preferences, and its teacher."""
-    settings, context = run.settings, run.batches.context
+    settings, data = run.settings, run.data
     if settings.preference:
-        run.state["reference"] = preferences.refer(first, run.batches.tokens, run.held_out, settings, context, before)
+        sides = data.batches.tokens, data.held_out
+        run.state["reference"] = preferences.refer(first, *sides, settings, data.batches.context, before)
     if settings.distilled:
         if teacher is None:
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {run.folder}`")
-        run.distillation = distill.Distillation(teacher, settings, run.model, run.words)
+        run.distillation = distill.Distillation(teacher, settings, run.model, data.words)
 
 
 def _note_context(config: ModelConfig, context: int) -> None:
@@ -171,7 +171,7 @@ def _note_context(config: ModelConfig, context: int) -> None:
         )
 
 
-def _told(settings: Settings, config: ModelConfig, data: Learnt, step: int = 0) -> dict[str, Any]:
+def _told(settings: Settings, config: ModelConfig, data: objectives.Learnt, step: int = 0) -> dict[str, Any]:
     """What has to be the same in all processes of a run, by its name in errors."""
     versions = {"the version of bitnet-edge": __version__, "the version of torch": torch.__version__.partition("+")[0]}
     options = {name: value for name, value in settings.to_dict().items() if name not in OF_MACHINES}
@@ -193,7 +193,7 @@ def _size(settings: Settings, model: Transformer) -> int:
 
 def announce(run: Run) -> None:
     """Say what is trained on what data, and warn if tokens are seen too often."""
-    settings, config, batches, end = run.settings, run.model.config, run.batches, run.horizon
+    settings, config, batches, end = run.settings, run.model.config, run.data.batches, run.horizon
     n_tokens, draft = batches.tokens.n_tokens, _size_of_draft(run.model)
     say(
         f"{run.folder}: {run.state['parameters']:,} parameters{' of adapters' if settings.lora else ''}, "

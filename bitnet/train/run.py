@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from torch import nn
 
 from bitnet.bitlinear import BitLinear
@@ -40,18 +39,13 @@ class Run:
     """A training run. `state` is what a checkpoint records besides model and optimizer."""
 
     settings: Settings
-    folder: Path
-    words: Tokenizer
-    batches: objectives.Batches
-    held_out: objectives.HeldOut
+    data: objectives.Learnt
     sequences: int  # per optimizer step, over all processes
     horizon: Horizon
     model: Transformer
     forward: nn.Module  # the module that a step calls: the model, or DDP around it
     optimizer: torch.optim.Optimizer
     state: State
-    template: str | None = None  # chat template
-    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
     saver: Saver | None = None  # writes checkpoints in the background, during the loop
     ahead: Ahead | None = None  # prepares batches in advance, during the loop
@@ -62,6 +56,10 @@ class Run:
     loss: float = math.nan  # the newest loss that was read
     amount: float = 1.0  # λ at which it was computed
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # terms of that loss, if there are several
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.run_folder
 
     @property
     def progress(self) -> float:
@@ -76,9 +74,9 @@ class Run:
     @property
     def passes(self) -> float:
         """How many epochs were seen."""
-        if isinstance(self.batches, Mixed):
-            return self.batches.passes(self.seen)
-        return self.seen / self.batches.per_epoch
+        if isinstance(self.data.batches, Mixed):
+            return self.data.batches.passes(self.seen)
+        return self.seen / self.data.batches.per_epoch
 
     @property
     def said(self) -> str:
@@ -92,7 +90,7 @@ class Run:
         """Seconds that a token would take on the GPUs of the run at their peak; 0: unknown."""
         known = flops.peak(self.settings.device, self.settings.precision) * parallel.size()
         uncounted = self.model.vision or self.model.draft
-        return flops.of_token(self.model, self.batches.context) / known if known and not uncounted else 0.0
+        return flops.of_token(self.model, self.data.batches.context) / known if known and not uncounted else 0.0
 
     @property
     def place(self) -> schedule.Place:
@@ -122,8 +120,8 @@ class Run:
 
     def snapshot(self) -> saving.Snapshot:
         """The present state of the run; the tensors are shared with it."""
-        more = self.template, self.generation
-        return saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
+        more = self.data.template, self.data.generation
+        return saving.Snapshot.of(self.model, self.data.words.to_str(), self.optimizer, self.state, *more)
 
     def _write(self, snapshot: saving.Snapshot, keep: Sequence[int | None]) -> None:
         """keep: the steps of checkpoints to keep besides the newest."""
@@ -169,23 +167,24 @@ class Run:
         if parallel.from_first(lambda: any("start" in record for record in log.records)):
             return
         amount = 0.0 if self.settings.quantize_warmup else 1.0
-        context, limit = self.batches.context, self.settings.eval_tokens
+        context, limit = self.data.batches.context, self.settings.eval_tokens
         with compiler.eagerly(), self.model.partly_quantized(amount, vision=self.state["phased"]):
-            result = objectives.evaluate(self.model, self.held_out, self.settings, context, limit)
+            result = objectives.evaluate(self.model, self.data.held_out, self.settings, context, limit)
         say(f"before the first step{', in full precision' if amount < 1 else ''}: validation {result}")
         log.write(self.now() | {"start": dataclasses.asdict(result)})
 
     def evaluate(self, log: runlog.Log, last: bool = False) -> objectives.Result:
         """Loss on the validation data, or on evenly spaced parts of it, logged. last: with LAST times the tokens."""
-        limit, there = self.settings.eval_tokens * (LAST if last else 1), self.held_out.n_tokens
+        limit, held_out, context = self.settings.eval_tokens, self.data.held_out, self.data.batches.context
+        limit, there = limit * (LAST if last else 1), held_out.n_tokens
         if last and there > self.settings.eval_tokens:
             share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
             say(f"evaluating on {share} tokens of validation")
         begin = time.monotonic()
         with compiler.eagerly():
-            result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
+            result = objectives.evaluate(self.model, held_out, self.settings, context, limit)
             drafts = self.model.draft and not self.settings.draft_only
-            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
+            guessed = drafts and objectives.drafts(self.model, held_out, context, limit)
         self.evaluated += parallel.largest([time.monotonic() - begin])[0]
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:

@@ -26,17 +26,8 @@ from bitnet.model import parallel
 from bitnet.settings import Settings
 from bitnet.train import mixtures, objectives, preferences, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.objectives import Learnt
 from bitnet.train.progress import say
-
-
-class Learnt(NamedTuple):
-    """What a run reads."""
-
-    words: Tokenizer
-    template: str | None  # chat template
-    generation: dict[str, Any]  # its defaults
-    batches: objectives.Batches
-    held_out: objectives.HeldOut
 
 
 class Asked(NamedTuple):
