@@ -145,18 +145,12 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     if settings.compile:
         compiler.compile_layers(model)
     data = Learnt(tokenizer.build("byte", [], 257), None, {}, batches, tokens)
-    state = beginning(settings.to_dict(), config.to_dict(), config.vocab_size, 0, "", "")
+    state = beginning(settings.to_dict(), config.to_dict(), 0)
     horizon = Horizon(wanted * settings.batch_tokens, 0.0, settings.batch_tokens)
     run = Halfway(
-        settings,
-        data,
-        settings.batch_tokens // context,
-        horizon,
-        model,
-        forward,
-        optimizers.build(model, settings),
-        state,
-    )
+        settings, data, settings.batch_tokens // context, horizon, model, forward,
+        optimizers.build(model, settings), state,
+    )  # fmt: skip
     with without_replay() if case.mode == "compiled" else contextlib.nullcontext():
         loop.loop(run, Clock(seen))
     if case.mode == "replayed" and not run.replay:

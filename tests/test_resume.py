@@ -19,6 +19,7 @@ from bitnet.train import checkpoint, hardware, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
+from bitnet.train.state import State
 from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, edited, killed_before, losses
 
@@ -97,6 +98,22 @@ def test_a_checkpoint_of_an_earlier_version(
     assert (
         bitnet("finetune", newest, "--out", tmp_path / "new", "--steps", "1", "--data", __file__, "--batch", "1") == 0
     )
+
+
+def test_a_state_that_lacks_what_came_later(finished: Path, tmp_path: Path) -> None:
+    """The state is as its type says, and keys that an earlier version did not write begin as in a new run."""
+    state = Checkpoint.open(finished).state
+    assert State.__required_keys__ <= state.keys() <= State.__required_keys__ | State.__optional_keys__
+    ends = []
+    for lacking in ((), ("course", "sizes", "phased", "best_tasks", "skipped", "teacher", "held_out", "vocab_size")):
+        run = tmp_path / str(len(lacking))
+        shutil.copytree(finished, run)
+        newest = edited(checkpoint.all_of(run)[-1])
+        (newest / "state.json").write_text(json.dumps({k: v for k, v in state.items() if k not in lacking}))
+        assert bitnet("train", "--resume", "--out", run, "--steps", "30") == 0
+        last = Checkpoint.open(run)
+        ends.append((bits(last.folder), last.state.keys(), last.state["data"], last.state["model"]))
+    assert ends[0] == ends[1]
 
 
 # ---- with which options ----

@@ -18,16 +18,12 @@ from bitnet.train.run import Run
 
 def weights_of(run: Run) -> dict[str, float]:
     """The weights of the terms of the loss (`loss_terms`); 0: no part of it, but a metric, or a draft's own loss."""
-    if run.settings.draft_only:
+    settings, model = run.settings, run.model
+    if settings.draft_only:
         return {"draft": 1.0}
-    found = distill.weights(run.settings, run.state["sizes"])
-    if run.settings.preference:
-        found = dict(preferences.WEIGHTS)
-    if run.model.config.n_experts:
-        found["balance"] = run.settings.balance_loss
-    if run.model.draft:
-        found["draft"] = 0.0
-    return found
+    found = preferences.WEIGHTS if settings.preference else distill.weights(settings, run.state["sizes"])
+    balance = {"balance": settings.balance_loss} if model.config.n_experts else {}
+    return found | balance | ({"draft": 0.0} if model.draft else {})
 
 
 def gradients(run: Run, amount: float, weights: Mapping[str, float]) -> list[Tensor]:

@@ -74,8 +74,11 @@ def begin(
     run = _assemble(settings, config, data, start, tower)
     run.state["vocab_size"] = asked
     _set_out(run, None, teacher)
-    if not start:
-        _note_context(config, data.batches.context)
+    if not start and (context := data.batches.context) < config.max_context:
+        say(
+            f"training sees {context:,} tokens at a time, but the file will take texts of "
+            f"{config.max_context:,}, whose end is untrained; --set max_context={context} limits it"
+        )
     _add_references(run, lambda: run.model, {}, teacher)
     return run
 
@@ -103,11 +106,8 @@ def resume(
     newest.load_optimizer(run.optimizer, run.model)
     run.state = resumed(run.state, before)
     _set_out(run, before, teacher)
-
-    def first() -> Transformer:
-        return building.build_model(settings, config, source(), data.batches)[0]
-
-    _add_references(run, first, newest.state, teacher)
+    built = building.build_model
+    _add_references(run, lambda: built(settings, config, source(), data.batches)[0], newest.state, teacher)
     return run
 
 
@@ -128,9 +128,9 @@ def _assemble(
     if settings.compile:
         compiler.compile_layers(model)
         say("the layers will be compiled in the first steps, which takes about a minute")
-    phased = tower.sees_in_floats if tower else not settings.vision
     sides = batches.tokens.digest, objectives.digest(held_out)
-    state = beginning(settings.to_dict(), config.to_dict(), config.vocab_size, _size(settings, model), *sides, phased)
+    state = beginning(settings.to_dict(), config.to_dict(), _size(settings, model), *sides)
+    state["phased"] = tower.sees_in_floats if tower else not settings.vision
     if parallel.is_first():
         state = {**state, **objectives.record(batches.tokens, held_out)}
     end = horizon.Horizon.of(settings, state, sequences * each)
@@ -163,14 +163,6 @@ def _add_references(
         run.distillation = distill.Distillation(teacher, settings, run.model, data.words)
 
 
-def _note_context(config: ModelConfig, context: int) -> None:
-    if context < config.max_context:
-        say(
-            f"training sees {context:,} tokens at a time, but the file will take texts of "
-            f"{config.max_context:,}, whose end is untrained; --set max_context={context} limits it"
-        )
-
-
 def _told(settings: Settings, config: ModelConfig, data: objectives.Learnt, step: int = 0) -> dict[str, Any]:
     """What has to be the same in all processes of a run, by its name in errors."""
     versions = {"the version of bitnet-edge": __version__, "the version of torch": torch.__version__.partition("+")[0]}
@@ -185,10 +177,10 @@ def _size_of_draft(model: Transformer) -> int:
 
 
 def _size(settings: Settings, model: Transformer) -> int:
-    """How many parameters are learned."""
-    learnt = optimizers.learnt(model)[0] if settings.lora else model.parameters()
-    # A draft does not count, so that it does not change the tokens per parameter.
-    return sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
+    """How many parameters are learned. A draft does not count, so that it does not change the tokens per parameter."""
+    if settings.lora:
+        return sum(p.numel() for p in optimizers.learnt(model)[0])
+    return sum(p.numel() for p in model.parameters()) - _size_of_draft(model)
 
 
 def announce(run: Run) -> None:

@@ -65,21 +65,15 @@ BEST_TASKS: BestTasks = {"step": None, "score": 0.0}
 
 
 def beginning(
-    settings: dict[str, Any],
-    model: dict[str, Any],
-    vocab_size: int,
-    parameters: int,
-    data: str,
-    held_out: str,
-    phased: bool = True,
+    settings: dict[str, Any], model: dict[str, Any], parameters: int, data: str = "", held_out: str = ""
 ) -> State:
     """The state before the first step."""
     return {
         "step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "planned": {},
         "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0}, "fall": 1.0, "stable": None, "quantized": 0.0,
-        "phased": phased, "course": [], "sizes": {}, "best": {**BEST}, "best_tasks": {**BEST_TASKS},
+        "phased": True, "course": [], "sizes": {}, "best": {**BEST}, "best_tasks": {**BEST_TASKS},
         "parameters": parameters, "data": data, "held_out": held_out, "teacher": "", "settings": settings,
-        "model": model, "vocab_size": vocab_size,
+        "model": model, "vocab_size": model["vocab_size"],
     }  # fmt: skip
 
 
