@@ -64,32 +64,32 @@ class Horizon:
 
 def begin(settings: Settings, state: State, each: int, before: State | None) -> tuple[Horizon, str]:
     """The horizon of a run, recorded in `state`, and a note for the user. before: the state it resumes from."""
-    line = ""
+    notes: list[str] = []
     found = Horizon.of(settings, state, each)
     if before and _end(settings, before) != _end(Settings.from_dict(before["settings"]), before):
         state["resumed"] = {"tokens": state["tokens"], "seconds": state["seconds"], "fall": state["fall"]}
         if state["fall"] == 1:
             state["stable"] = None
         elif schedule.fall(settings, found.place(state)) > state["fall"]:
-            line = (
+            notes.append(
                 f"the learning rate had fallen to {state['fall']:.1%}, and there is no checkpoint from before that: "
                 "it rises again, as in --warmup"
             )
     if before and (amount := schedule.quantization(settings, found.place(state))) > state["quantized"] + JUMP:
-        line += "; " * bool(line) + (
+        notes.append(
             f"λ goes from {state['quantized']:.2g} to {amount:.2g} in one step, and the loss with it: the run is "
             "shorter than planned, or to be ternary sooner"
         )
     if 0 < found.tokens < settings.quantize_warmup:
         amount = found.tokens / settings.quantize_warmup
-        line += "; " * bool(line) + (
+        notes.append(
             f"the run ends before its weights are ternary: after {found.tokens:,} tokens λ is {amount:.2g}, with "
             f"--quantize-warmup {settings.quantize_warmup:,.0f} it is 1"
         )
     if not before and (told := _never_risen(settings, found.tokens)):
-        line += "; " * bool(line) + told
+        notes.append(told)
     state["planned"] = state["planned"] or {"tokens": found.tokens, "seconds": found.seconds}
-    return found, line
+    return found, "; ".join(notes)
 
 
 def _never_risen(settings: Settings, tokens: int) -> str:
