@@ -92,7 +92,17 @@ def test_another_package_of_the_same_import_name_is_named(tmp_path: Path) -> Non
     (tmp_path / "bitnet/__init__.py").write_text("import what_the_other_one_needs\n")
     (tmp_path / "bitnet-0.2.5.dist-info").mkdir()
     (tmp_path / "bitnet-0.2.5.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: bitnet\nVersion: 0.2.5\n")
-    code = "import sys, bitnet_cli; sys.path.insert(0, sys.argv[1]); sys.exit(bitnet_cli.main(['train', '--help']))"
+    code = """
+import importlib.machinery, sys, bitnet_cli
+
+class First:  # also before an editable installation
+    def find_spec(name, path=None, target=None):
+        return importlib.machinery.PathFinder.find_spec(name, [sys.argv[1]]) if name == "bitnet" else None
+
+sys.meta_path.insert(0, First)
+sys.path.insert(0, sys.argv[1])
+sys.exit(bitnet_cli.main(["train", "--help"]))
+"""
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and result.stderr.count("\n") == 1
     assert result.stderr.startswith("bitnet: error: the package `bitnet` 0.2.5, another project, is installed too")

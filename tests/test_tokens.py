@@ -76,7 +76,8 @@ def test_what_goes_around_a_text_is_that_of_tokenizer_json(
     kind: str, template: str, said: dict[str, bool], tmp_path: Path
 ) -> None:
     """As in transformers: add_bos_token = false takes no end token away that tokenizer.json adds."""
-    words, names = foreign.byte_level("llama-bpe"), ("<|begin_of_text|>", "<|end_of_text|>")
+    words = Tokenizer.from_str(foreign.byte_level("llama-bpe").to_str())  # a copy: that one is shared
+    names = "<|begin_of_text|>", "<|end_of_text|>"
     ids = [(name, words.token_to_id(name)) for name in names]
     words.post_processor = processors.TemplateProcessing(single=template.format(*names), special_tokens=ids)
     folder = foreign.save(tmp_path, words, tokenizer_class=kind, bos_token=names[0], eos_token=names[1], **said)
