@@ -6,7 +6,7 @@ Every foreign format (`hf/`, `gguf/`) is a function that yields a `Source`; ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from bitnet_export.packed.writer import Encoded
 
 _LARGEST_F16 = 65_504
 _ROWS = 4096  # of a table in memory at a time
+_NAMED = 20  # most unknown settings that are named
 
 
 Progress = Callable[[str], None]
@@ -29,6 +30,12 @@ Progress = Callable[[str], None]
 
 class SourceError(ValueError):
     """A published model is damaged, incomplete, or of a kind that cannot be converted."""
+
+
+def ignored(unknown: Sequence[str], more: str) -> list[str]:
+    """The first lines on unknown settings, and one on the others. more: that one, with {} for how many they are."""
+    others = len(unknown) - _NAMED
+    return [*unknown[:_NAMED], *([more.format(others)] if others > 0 else [])]
 
 
 class Ternary(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export.foreign.source import Floats, SourceError, Tensor, Ternary
+from bitnet_export.foreign.source import Floats, SourceError, Tensor, Ternary, ignored
 from bitnet_export.foreign.ternary_values import ternary_values
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import NONE, ROLE, ROLES, Key
@@ -66,7 +66,6 @@ _KNOWN = {  # keys that are read here or in `rope`, or change nothing
         "yarn_beta_fast", "yarn_beta_slow",
     )),
 }  # fmt: skip
-_SHOWN = 20  # most unknown keys that are named
 
 
 class Model:
@@ -184,11 +183,11 @@ class Model:
     def _unknown(self) -> list[str]:
         """A line for each key of the architecture that is not known here, unless it is 0 or empty."""
         given = ((key.removeprefix(f"{self.arch}."), key, value) for key, value in self.file.metadata.items() if value)
-        unknown = [(key, value) for name, key, value in given if name != key and name not in {*_KNOWN, *_NEUTRAL}]
-        shown = [f"{ascii(key)[1:-1]:.80} = {value!r:.40}" for key, value in unknown[:_SHOWN]]
-        lines = [f"{each} is not known here and was ignored" for each in shown]
-        more = [f"{len(unknown) - _SHOWN} more keys are not known here and were ignored"]
-        return lines + more * (len(unknown) > _SHOWN)
+        known = {*_KNOWN, *_NEUTRAL}
+        unknown = [(key, value) for name, key, value in given if name != key and name not in known]
+        said = "{} is not known here and was ignored"
+        lines = [said.format(f"{ascii(key)[1:-1]:.80} = {value!r:.40}") for key, value in unknown]
+        return ignored(lines, "{} more keys are not known here and were ignored")
 
     def _vocab_size(self) -> int:
         table = self.file.tensors.get("token_embd.weight")

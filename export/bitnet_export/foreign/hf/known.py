@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.source import SourceError, ignored
 
 from .fields import Fields
 
@@ -59,8 +59,6 @@ _WITHOUT_EFFECT = {
     "use_amp", "use_flash", "use_compile", "tokenizer_path", "shuffle_buffer_size", "max_epochs", "num_epochs",
 }  # fmt: skip
 
-_SHOWN = 20  # most unknown fields that are named
-
 
 def refuse(config: Fields, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """Raises SourceError for a field that is not supported; returns a line for each unknown one.
@@ -74,6 +72,6 @@ def refuse(config: Fields, read: Collection[str], neutral: Mapping[str, tuple[An
             raise SourceError(f"{config.what}: {found} changes the computation and is not supported")
     known = {*neutral, *read, *_MAPPED, *_WITHOUT_EFFECT}
     unknown = [name for name in sorted(config.keys() - known) if name[:1] != "_" and config[name] is not False]
-    lines = [f"config.json has {name:.80} = {config[name]!r:.40}, which is not known here" for name in unknown[:_SHOWN]]
-    more = [f"config.json has {len(unknown) - _SHOWN} more fields that are not known here"]
-    return [f"{line} and was ignored" for line in lines + more * (len(unknown) > _SHOWN)]
+    said = "config.json has {}, which is not known here and was ignored"
+    lines = [said.format(f"{name:.80} = {config[name]!r:.40}") for name in unknown]
+    return ignored(lines, "config.json has {} more fields that are not known here and was ignored")
