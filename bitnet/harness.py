@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from bitnet.evaluate.loss import log_probabilities
 from bitnet_runtime import Model, Session
+from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.prompt import extend
 from bitnet_runtime.together import generate_batch
 
@@ -67,7 +68,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         if not isinstance(path, Model):
             path = Model.load(str(path), n_ctx=max_length, threads=threads, isa=isa, kv_type=kv_type)
         self.model = path
-        self.model.require_next_token()
+        require_next_token(self.model)
         if not self.model.has_tokenizer:
             raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # also for "auto"

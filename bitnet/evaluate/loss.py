@@ -227,7 +227,9 @@ def evaluate_packed(
     model: Model, text: Overlapping, context: int, limit: int = 0, adapter: str | None = None
 ) -> Result:
     """`evaluate` for a packed file: the same windows, computed by the engine. adapter: as in Model.generate."""
-    model.require_head()
+    from bitnet_runtime.abilities import require_head
+
+    require_head(model)
     n = text.windows(context)
     if n < 1:
         raise too_short(text.n_tokens, context)

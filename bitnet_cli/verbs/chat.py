@@ -21,6 +21,7 @@ from bitnet_cli.model_options import (
     sampling,
 )
 from bitnet_cli.signals import at_once
+from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.saved import writable
 from bitnet_runtime.terminal import escape
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         from bitnet_cli.conversation import Conversation
 
     with opened(args, path) as model:
-        model.require_next_token()
+        require_next_token(model)
         note(args, escape(str(model)))
         new = partial(model.session, adapter=adapter_of(model))
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_model, note, opened
 from bitnet_cli.texts import lines_of, read_text
+from bitnet_runtime.abilities import require_similarity
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
         from bitnet_runtime.model_images import is_of_pairs, likely
 
         note(args, escape(str(model)))
-        kind = "sigmoid" if is_of_pairs(model.require_similarity()) else "softmax"
+        seen = require_similarity(model)
         scores = model.similarity(images, texts, adapter=adapter_of(model))
-        rows = likely(scores, model.require_similarity())
+        kind, rows = "sigmoid" if is_of_pairs(seen) else "softmax", likely(scores, seen)
     if args.json:
         values = {"scores": _plain(scores), "probabilities": _plain(rows), "kind": kind}
         print(json.dumps({"images": images, "texts": texts} | values, ensure_ascii=sys.stdout.isatty()))

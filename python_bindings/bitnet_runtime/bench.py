@@ -21,6 +21,7 @@ from typing import Any
 
 from bitnet_runtime import Model, __version__, machine
 from bitnet_runtime._native import lib
+from bitnet_runtime.abilities import require_head
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.sampler import Sampler
@@ -178,7 +179,7 @@ class _Runs:
 def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> tuple[int, int, int]:
     """Tokens of the prompt, of what follows, and in all. Raises UnsupportedModelError or
     InvalidParameterError: they cannot be measured."""
-    model.require_head()
+    require_head(model)
     if model.mask == "bidirectional":
         raise InvalidParameterError("this model is an encoder; bench measures how fast a model generates text")
     room = model.n_ctx - depth

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
+from bitnet_runtime.abilities import require_embedding, require_head
 from bitnet_runtime.ahead import Ahead
 from bitnet_runtime.answer import Answer
 from bitnet_runtime.choosing import Choice, Chooser
@@ -147,8 +148,8 @@ class Stream(Reading):
             return
         begin = time.perf_counter()
         if self._pixels is None and self._model.mask != "prefix":
-            self._model.require_head()
-            self._model.require_embedding()
+            require_head(self._model)
+            require_embedding(self._model)
             held = self._session._keep(self._prompt)
             self._session._fit(len(self._prompt) - held)
             self._ahead.load(self._prompt[held:])

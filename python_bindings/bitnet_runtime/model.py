@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.abilities import require_next_token, require_similarity
 from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, truth, whole, with_options
 from bitnet_runtime.embedding import embed
@@ -242,7 +243,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         `mask` is "prefix" all tokens are scored as causal ones, without a prefix. Raises UnsupportedModelError
         for a bidirectional model.
         """
-        self.require_next_token()
+        require_next_token(self)
         refuse_several(text, "text", "score takes one text; call it for each")
         tokens = self._tokens(text, "text", self.n_ctx)
         if not tokens:
@@ -290,7 +291,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
         adapter: of the vectors of texts; those of pictures have none.
         """
-        seen, apart = self.require_similarity(), truth("probabilities", probabilities)
+        seen, apart = require_similarity(self), truth("probabilities", probabilities)
         logits = scaled(cosines(self.embed_images(images), self.embed(texts, adapter=adapter)), seen)
         return likely(logits, seen) if apart else logits
 

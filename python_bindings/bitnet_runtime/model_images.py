@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
-from bitnet_runtime.errors import ImageError, ModelFormatError, UnsupportedModelError, shown
+from bitnet_runtime.abilities import require_images
+from bitnet_runtime.errors import ImageError, ModelFormatError, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.image_info import ImageInfo
 from bitnet_runtime.images import Processor, count
@@ -28,7 +29,7 @@ class ModelImages(ModelFacts):
     @once
     def processor(self) -> Processor:
         """Turns pictures into the numbers that the model takes: `model.processor.floats("cat.png")`."""
-        seen = self.require_images()
+        seen = require_images(self)
         said = self._generation.get("pictures") or {}
         if not isinstance(said, dict) or not {*said} <= {"resize", "filter"}:
             raise ModelFormatError(
@@ -44,21 +45,12 @@ class ModelImages(ModelFacts):
 
         One picture (n = 1) or a list. Raises ImageError, and UnsupportedModelError when the model sees none.
         """
-        seen = self.require_images()
+        seen = require_images(self)
         return self._computed(images, vision.encode, (seen.n_tokens, seen.width))
 
     def embed_images(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
         """A vector of length 1 for each picture, comparable with those of texts by `embed`: float32 (n, width)."""
-        return self._computed(images, vision.embed, (self.require_images().width,))
-
-    def require_similarity(self) -> ImageInfo:
-        """Raises UnsupportedModelError if the model does not make comparable vectors of images and texts."""
-        seen = self.require_images()
-        if not (seen.pooled and self.has_embedding and self.pooling):
-            answers = "it answers questions on images, see Model.generate (`bitnet generate --image`)"
-            why = answers if self.has_head else "it has no vectors for texts"
-            raise UnsupportedModelError(f"{self.path.name} does not compare images with texts: {why}")
-        return seen
+        return self._computed(images, vision.embed, (require_images(self).width,))
 
     def _computed(
         self, images: Image | Sequence[Image], compute: Compute, shape: tuple[int, ...]
@@ -68,7 +60,7 @@ class ModelImages(ModelFacts):
 
         out = np.empty((count(images), *shape), np.float32)
         done = 0
-        for pixels in self.processor.batches(images, vision.at_once(self.require_images())):
+        for pixels in self.processor.batches(images, vision.at_once(require_images(self))):
             out[done : done + len(pixels)] = compute(self, pixels)
             done += len(pixels)
         return out

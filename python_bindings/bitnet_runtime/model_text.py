@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bitnet_runtime.abilities import require_embedding, require_images, require_next_token
 from bitnet_runtime.errors import (
     ContextLengthError,
     InvalidParameterError,
@@ -114,7 +115,7 @@ class ModelText(ModelImages):
 
     def infill_cut(self, before: str, behind: str, max_tokens: int | None = None) -> tuple[list[int], bool]:
         """The result of `infill_prompt`, and whether part of either text was left out."""
-        self.require_next_token()
+        require_next_token(self)
         gap = self._gap if self.has_tokenizer else None
         if gap is None:
             raise UnsupportedModelError(
@@ -173,7 +174,7 @@ class ModelText(ModelImages):
 
         Raises all that is wrong with a prompt, before any work.
         """
-        self.require_next_token()
+        require_next_token(self)
         if images is None or (isinstance(images, (list, tuple)) and not images):
             return Ready(self._prompt(prompt, n_ctx))
         seen, n = self._require_image_token(), count(images)
@@ -207,7 +208,7 @@ class ModelText(ModelImages):
 
     def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
         """Token ids of a text that has to fit the context."""
-        self.require_embedding()
+        require_embedding(self)
         if isinstance(text, str):
             self._check_length(text, n_ctx)
             tokens = self.tokenize(text)
@@ -248,7 +249,7 @@ class ModelText(ModelImages):
             raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
 
     def _require_image_token(self) -> ImageInfo:
-        seen = self.require_images()
+        seen = require_images(self)
         if seen.image_token < 0:
             raise UnsupportedModelError(
                 f"{self.path.name} has no image token, so no images in a prompt: it compares them with texts, "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from bitnet_runtime import saved
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.abilities import require_text
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve, whole
 from bitnet_runtime.errors import InvalidParameterError, StateError, check, check_session
 from bitnet_runtime.facts import ModelFacts
@@ -43,7 +44,7 @@ class Session(SessionInput):
         draft: bool = True,
     ) -> Session:
         """`Model.session`. kv_type: not the model's."""
-        model.require_text()
+        require_text(model)
         options = model._session_options(n_ctx, kv_type, adapter, draft)
         handle, new = model._open, Handle("session")
         check_session(lib.bn_session_new(handle.pointer, options, new.cell), handle.pointer, options)
@@ -52,7 +53,7 @@ class Session(SessionInput):
     @classmethod
     def _load(cls, model: ModelFacts, path: str | os.PathLike[str]) -> Session:
         """`Model.load_session`."""
-        model.require_text()
+        require_text(model)
         handle, new = model._open, Handle("session")
         note = saved.load(handle.pointer, path_of(path, "saved session"), new)
         session = cls(model, new)

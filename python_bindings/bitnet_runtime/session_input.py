@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.abilities import require_embedding, require_head, require_next_token
 from bitnet_runtime.errors import (
     InvalidParameterError,
     StateError,
@@ -112,7 +113,7 @@ class SessionInput(SessionState):
                 return self._row() if logits == "last" else None
             import numpy as np
 
-            self._model.require_head()
+            require_head(self._model)
             handle = self._room(n)
             out = np.empty((n, self._vocab_size), np.float32)
             view = ffi.from_buffer("float[]", out)
@@ -123,7 +124,7 @@ class SessionInput(SessionState):
 
     def _run(self, n: int, keep_logits: bool, call: Callable[..., int], whole: bool = False) -> None:
         if keep_logits:
-            self._model.require_head()
+            require_head(self._model)
         with self._lock:
             handle = self._room(n)
             for start, size in self._pieces(n, whole):
@@ -175,7 +176,7 @@ class SessionInput(SessionState):
 
         The first is NaN when the session was empty. Raises UnsupportedModelError for a bidirectional model.
         """
-        self._model.require_next_token()
+        require_next_token(self._model)
         array = self._array(tokens)
         out = ffi.new("float[]", len(array))
         with self._lock:
@@ -187,10 +188,10 @@ class SessionInput(SessionState):
     def _array(self, tokens: Ids, *, vectors: bool = False) -> Any:
         """int32[n], n >= 1. vectors: with -1 for some of them."""
         if not vectors:
-            self._model.require_embedding()
+            require_embedding(self._model)
         ids = token_ids(tokens, "tokens", self._vocab_size, vectors=vectors)
         if any(token != NO_TOKEN for token in ids):
-            self._model.require_embedding()
+            require_embedding(self._model)
         if not ids:
             raise InvalidParameterError("tokens is empty, expected at least one token id", "tokens")
         return ffi.new("int32_t[]", ids)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import truth, whole
-from bitnet_runtime.errors import InvalidParameterError, UnsupportedModelError, check, shown
+from bitnet_runtime.errors import InvalidParameterError, check, shown
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo, read_image_info
 from bitnet_runtime.model_adapters import ModelAdapters, header_checksum
@@ -148,46 +148,6 @@ class ModelShape(ModelAdapters):
     def pooling(self) -> str | None:
         """The file's pooling of token states into one vector; None: it names none."""
         return self._pooling
-
-    def require_text(self) -> None:
-        """Raises UnsupportedModelError if the model only sees images."""
-        if not self.has_text:
-            raise UnsupportedModelError(
-                f"{self.path.name} sees images and takes no text: see Model.encode_image and embed_images"
-            )
-
-    def require_head(self) -> None:
-        """Raises UnsupportedModelError if the model has no logits."""
-        self.require_text()
-        if not self.has_head:
-            verbs = ("embed", "similarity") if self.image else ("embed",)
-            raise UnsupportedModelError(
-                f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
-                "see " + " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
-            )
-
-    def require_images(self) -> ImageInfo:
-        """Raises UnsupportedModelError if the model sees no images."""
-        if self.image is None:
-            raise UnsupportedModelError(f"{self.path.name} sees no images, it takes text alone")
-        return self.image
-
-    def require_embedding(self) -> None:
-        """Raises UnsupportedModelError if the model has no table of tokens."""
-        self.require_text()
-        if not self.has_embedding:
-            raise UnsupportedModelError(
-                f"{self.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings"
-            )
-
-    def require_next_token(self) -> None:
-        """Raises UnsupportedModelError if the model predicts no next token: it has no head, or is bidirectional."""
-        self.require_head()
-        if self.mask == "bidirectional":
-            raise UnsupportedModelError(
-                f"{self.path.name} is bidirectional: its tokens see those that follow, so none can be generated or "
-                "scored; use embed, or Session.append for the logits of a whole text"
-            )
 
     @once
     def image(self) -> ImageInfo | None:

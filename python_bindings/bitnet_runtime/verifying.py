@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, TokenizerError, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.generation import Stream
@@ -59,7 +60,7 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
 def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
     if receipt.kv_type not in KV_TYPES:
         raise InvalidParameterError(f"kv_type is {receipt.kv_type!r:.40}", "kv_type")
-    model.require_next_token()
+    require_next_token(model)
     prompt = token_ids(receipt.prompt, "prompt", model.vocab_size)
     options = receipt.options()
     if receipt.finish_reason == "cancelled":  # there may be more of it

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.abilities import require_images
 from bitnet_runtime.errors import InvalidParameterError, NumericError, UnsupportedModelError, check, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
@@ -33,14 +34,14 @@ def encode(model: ModelFacts, pixels: NDArray[np.floating[Any]], session: Asking
 
     pixels: (n, channels, image_size, image_size) with values from 0 to 1. session: whose prompt it is.
     """
-    seen = model.require_images()
+    seen = require_images(model)
     shape = (seen.n_tokens, seen.width)
     return _computed(model, seen, pixels, lib.bn_image_encode, shape, session or model)
 
 
 def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """A vector of length 1 for each image: float32 (n, width); pixels as in `encode`."""
-    seen = model.require_images()
+    seen = require_images(model)
     if not seen.pooled:
         raise UnsupportedModelError(
             f"{model.path.name} names no pooling of images, so they do not become one vector; use encode_image"

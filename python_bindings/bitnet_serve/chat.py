@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.chat import OWN
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import InvalidParameterError, shown
@@ -124,7 +125,7 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools:
 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
     """The prompt of a conversation of any length. Images are given as data, never as file names or addresses."""
-    model.require_next_token()
+    require_next_token(model)
     if not model.has_template:
         told = (
             f"{model.path.name} has no chat template, so it cannot answer messages; /v1/completions continues a text, "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.errors import naming, shown
 from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
@@ -33,7 +34,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
     model = served.model
-    model.require_next_token()
+    require_next_token(model)
     given = prompts(body)
     n = fields.choices(body, len(given))
     if fields.whole(body, "best_of", n, 1, fields.MOST_CHOICES) != n:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import vision
+from bitnet_runtime.abilities import require_images
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.errors import ModelTooLargeError, naming, shown
 from bitnet_runtime.image_files import is_data
@@ -137,7 +138,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
     dimensions = fields.whole(body, "dimensions", width, 1, width)
     images = _images(body.get("input"))
     if images:
-        model.require_images()
+        require_images(model)
         if len(images) > MOST_IMAGES:
             raise refuse(f"input has {len(images)} images, expected at most {MOST_IMAGES}", "input")
         return Asked([], None, form == "base64", dimensions, model.processor.batch(images))
