@@ -17,6 +17,7 @@ from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
+from bitnet_runtime.shape import adapter_number
 from bitnet_runtime.tools import Tool, Tools
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class ModelChat(ModelText):
         if session is not None and adapter not in (None, session.adapter):
             found = f"of {session.adapter!r}" if session.adapter else "without one"
             raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
-        self.adapter_number(adapter)
+        adapter_number(self, adapter)
         ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
         return Stream(self, ready.tokens, options, session, ready.pixels, **more)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import truth, whole
-from bitnet_runtime.errors import InvalidParameterError, check, shown
-from bitnet_runtime.handles import Handle
+from bitnet_runtime.errors import ClosedError, InvalidParameterError, check, shown
+from bitnet_runtime.handles import Handle, Unique
 from bitnet_runtime.image_info import ImageInfo, read_image_info
-from bitnet_runtime.model_adapters import ModelAdapters, header_checksum
 from bitnet_runtime.once import once
 from bitnet_runtime.stops import Stops
 
@@ -42,7 +42,7 @@ class ModelInfo(NamedTuple):
     threads: int
 
 
-class ModelShape(ModelAdapters):
+class ModelShape(Unique):
     """The part of `Model` that the engine reports, without tokenizer and template."""
 
     def _describe(
@@ -71,6 +71,16 @@ class ModelShape(ModelAdapters):
     def path(self) -> Path:
         """The packed file."""
         return self._path
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that the model was loaded with; a text can have one."""
+        return tuple(self._adapters)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The packed file, and those of its adapters."""
+        return self._path, *self._adapters.values()
 
     @property
     def info(self) -> ModelInfo:
@@ -157,16 +167,24 @@ class ModelShape(ModelAdapters):
     @once
     def digest(self) -> str:
         """SHA-256 of the packed file, as it was opened."""
-        with self._file() as file:
-            return hashlib.sha256(file).hexdigest()
+        return digest_of(self)
 
     @once
     def checksum(self) -> str:
         """Checksum of the packed file's header, which holds those of all sections, as `bitnet inspect` shows it."""
-        with self._file() as file:
-            return header_checksum(file)
+        return checksum_of(self)
 
     # ---- for the rest of the package ----
+
+    def _go_on(self) -> None:
+        """Raises ClosedError if the model was closed."""
+        self._open  # noqa: B018  raises
+
+    @property
+    def _open(self) -> Handle:
+        if self._handle is None:
+            raise ClosedError(f"the model {self._path.name} is closed; load it again")
+        return self._handle
 
     def _pooling_number(self, pooling: str | None) -> int:
         """`bn_pooling` of a name; None: the model's own, which then must exist."""
@@ -186,4 +204,40 @@ class ModelShape(ModelAdapters):
         """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
         room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
         fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "no_draft": not truth("draft", draft)}
-        return ffi.new("bn_session_options *", fields | {"adapter": self.adapter_number(adapter)})
+        return ffi.new("bn_session_options *", fields | {"adapter": adapter_number(self, adapter)})
+
+
+def adapter_number(model: ModelShape, name: str | None) -> int:
+    """The number of an adapter in the C library; 0 for None. Raises InvalidParameterError: no such adapter."""
+    if name is None:
+        return 0
+    if not isinstance(name, str) or name not in model.adapters:
+        known = f"expected one of {', '.join(model.adapters)}" if model.adapters else "this model has none"
+        raise InvalidParameterError(
+            f"adapter is {shown(name)}, {known}; Model.load(path, adapters=[…]) loads them", "adapter"
+        )
+    return 1 + model.adapters.index(name)
+
+
+def digest_of(model: ModelShape, adapter: str | None = None) -> str:
+    """SHA-256 of the packed file, or of that of an adapter, as it was opened."""
+    with _file(model, adapter) as file:
+        return hashlib.sha256(file).hexdigest()
+
+
+def checksum_of(model: ModelShape, adapter: str | None = None) -> str:
+    """Checksum of the header of the packed file, or of that of an adapter (FORMAT.md §1)."""
+    with _file(model, adapter) as file:
+        return bytes(file[60:64])[::-1].hex()
+
+
+@contextmanager
+def _file(model: ModelShape, adapter: str | None) -> Iterator[Any]:
+    """All bytes of one of the files as a buffer, for the time of the block."""
+    data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+    handle = model._open
+    if adapter is None:
+        check(lib.bn_model_get_file(handle.pointer, data, size))
+    else:
+        check(lib.bn_model_get_adapter(handle.pointer, adapter_number(model, adapter), data, size))
+    yield ffi.buffer(data[0], size[0])

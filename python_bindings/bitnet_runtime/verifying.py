@@ -13,7 +13,7 @@ from bitnet_runtime.generation import Stream
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.receipt import Receipt, written
 from bitnet_runtime.session import Session
-from bitnet_runtime.shape import KV_TYPES
+from bitnet_runtime.shape import KV_TYPES, digest_of
 
 TOGETHER = 64  # tokens of a draft
 
@@ -43,7 +43,8 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
     """Raises ReceiptError: it says what cannot be."""
     if receipt.model != model.digest:
         return Verdict(False, None, f"it is of the model {shown(receipt.model, 70)}, this one is {model.digest}")
-    digests = {model.adapter_digest(name): name for name in (None, *model.adapters)}
+    digests: dict[str | None, str | None] = {digest_of(model, name): name for name in model.adapters}
+    digests[None] = None
     if receipt.adapter not in digests:
         return Verdict(
             False, None, f"it is of the adapter {shown(receipt.adapter, 70)}, which is none of those that the model "

@@ -8,6 +8,7 @@ from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.receipt import Receipt, sampling_of, written
 from bitnet_runtime.session import Session
+from bitnet_runtime.shape import digest_of
 from bitnet_runtime.transcript import Transcript
 
 
@@ -17,7 +18,8 @@ class Witness:
     def __init__(
         self, model: ModelFacts, session: Session, prompt: Sequence[int], options: Sampling, seed: int
     ) -> None:
-        self._model, self._adapter = model.digest, model.adapter_digest(session.adapter)
+        self._model, adapter = model.digest, session.adapter
+        self._adapter = None if adapter is None else digest_of(model, adapter)
         self._kv_type, self._n_ctx = session.kv_type, session.n_ctx
         self._prompt, self._options, self._seed = prompt, options, seed
         self.digests: list[int | None] = []  # of the states that tokens were chosen from

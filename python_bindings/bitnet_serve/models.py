@@ -11,6 +11,7 @@ from typing import Any
 
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
+from bitnet_runtime.shape import checksum_of
 from bitnet_serve.errors import ApiError
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Sessions
@@ -125,7 +126,7 @@ class Served:
             raise ApiError(500, said, "model_load_failed", "model")
         other = copy.copy(self)
         other.name, other.adapter = f"{self.name}:{adapter}", adapter
-        other.fingerprint += f"-{self.model.adapter_checksum(adapter)}"
+        other.fingerprint += f"-{checksum_of(self.model, adapter)}"
         return other
 
     def token(self, token: int) -> tuple[str, bytes]:
