@@ -17,6 +17,7 @@ from bitnet_cli.texts import read_text
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError, ModelTooLargeError, shown
 from bitnet_runtime.formats import KINDS
+from bitnet_runtime.model_sessions import shrink
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import say
 
@@ -216,7 +217,7 @@ def fitting_session(args: argparse.Namespace, model: Model, make: Callable[[], T
     try:
         return make()
     except ModelTooLargeError:
-        if args.ctx or not model.shrink():
+        if args.ctx or not shrink(model):
             raise
         what = f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "
         note(args, what + "-c N sets another]")

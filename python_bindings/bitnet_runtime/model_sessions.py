@@ -34,25 +34,6 @@ class ModelSessions(Closing, ModelFacts):
         """
         return Session._load(self, path)
 
-    def shrink(self) -> bool:
-        """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
-
-        False: not even one token fits.
-        """
-        most = int(self._memory().largest_n_ctx)
-        self._n_ctx = min(self._n_ctx, most - most // 8) or self._n_ctx
-        return most > 0
-
-    def free_memory(self) -> int:
-        """Bytes available to new sessions now: each takes its `nbytes` once its context is full."""
-        return int(self._memory().available)
-
-    def _memory(self) -> Any:
-        """`bn_session_memory *` of a session with the model's context."""
-        memory, handle = ffi.new("bn_session_memory *"), self._open
-        check(lib.bn_session_plan(handle.pointer, self._session_options(), memory))
-        return memory
-
     def close(self) -> None:
         """Close the model and all its sessions. Closing twice is fine.
 
@@ -67,3 +48,25 @@ class ModelSessions(Closing, ModelFacts):
                 session.close()
         for name in ("_tokenizer", "_template", "_grammars"):  # their processes end with the last who uses them
             vars(self).pop(name, None)
+
+
+def shrink(model: ModelSessions) -> bool:
+    """Make its `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
+
+    False: not even one token fits.
+    """
+    most = int(_memory(model).largest_n_ctx)
+    model._n_ctx = min(model._n_ctx, most - most // 8) or model._n_ctx
+    return most > 0
+
+
+def free_memory(model: ModelSessions) -> int:
+    """Bytes available to new sessions now: each takes its `nbytes` once its context is full."""
+    return int(_memory(model).available)
+
+
+def _memory(model: ModelSessions) -> Any:
+    """`bn_session_memory *` of a session with the model's context."""
+    memory, handle = ffi.new("bn_session_memory *"), model._open
+    check(lib.bn_session_plan(handle.pointer, model._session_options(), memory))
+    return memory

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.model import Model
+from bitnet_runtime.model_sessions import free_memory
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
 from bitnet_serve.models import Loader, Served
@@ -104,4 +105,4 @@ def room_for(name: str, model: Model, most: int) -> int:
                     f"--max-cache is {most // 1_000_000:,} MB, but {model.n_ctx:,} tokens of {name} take {needed:,}; "
                     "give more, or a smaller --ctx", "max_cache",
                 )  # fmt: skip
-    return model.free_memory()
+    return free_memory(model)
