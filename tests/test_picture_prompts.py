@@ -19,6 +19,7 @@ from bitnet.evaluate import packed_pictures
 from bitnet.settings import Settings
 from bitnet.train import sights
 from bitnet_runtime import Model
+from bitnet_runtime.ready import text_tokens
 from picture_data import halves
 from runtime_models import byte_tokenizer
 from test_model_images import packed
@@ -107,7 +108,7 @@ def test_captions_are_learnt_as_the_engine_is_given_texts(made: Rows) -> None:
     assert isinstance(rows, Captions)
     with Model.load(file, threads=1) as model:
         for i, text in enumerate(CAPTIONS):
-            assert rows.text(i, 64).tolist() == model.text_tokens(text, 64)
+            assert rows.text(i, 64).tolist() == text_tokens(model, text, 64)
 
 
 @pytest.mark.parametrize(("around", "generation"), [("$A", {"bos_token_id": "<start>"})])

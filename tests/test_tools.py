@@ -16,6 +16,8 @@ from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, Invali
 from bitnet_runtime.calls import MOST_HELD, CallReader
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.dialects import dialect
+from bitnet_runtime.facts import guide_of
+from bitnet_runtime.model_chat import call_reader, held_to_calls
 from bitnet_runtime.text import Tokenizer
 from bitnet_runtime.tools import ToolCall, Tools
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer
@@ -302,8 +304,8 @@ def test_what_may_be_called_is_called_in_its_form(anyhow: tuple[Model, str]) -> 
     model, kind = anyhow
     strict = [{"type": "function", "function": WEATHER["function"] | {"strict": True}}]
     tools = Tools.of(strict)
-    options = model.held_to_calls(tools, model.defaults)
-    guide = model.guide(options)
+    options = held_to_calls(model, tools, model.defaults)
+    guide = guide_of(model, options)
     assert guide is not None
     begin = b'{"name": "weather", "parameters": ' if kind == "json" else b"so\n<tool_call>"
     guide.take(list(begin))
@@ -374,5 +376,5 @@ def test_tags_that_are_special_tokens(tmp_path: Path) -> None:
         result = model.chat(ASK, tools=TOOLS, tool_choice="weather", parallel_tool_calls=False, seed=1)
         assert result.text == "" and result.tokens[0] == words.token_to_id("<tool_call>")
         check(result.tool_calls[0])
-        reader = model.call_reader(Tools.of(TOOLS))
+        reader = call_reader(model, Tools.of(TOOLS))
         assert reader is not None and set(reader.shown.values()) == {"<tool_call>", "</tool_call>"}

@@ -33,6 +33,17 @@ def require_images(model: ModelShape) -> ImageInfo:
     return model.image
 
 
+def require_image_token(model: ModelShape) -> ImageInfo:
+    """Raises UnsupportedModelError if images have no place in a prompt."""
+    seen = require_images(model)
+    if seen.image_token < 0:
+        raise UnsupportedModelError(
+            f"{model.path.name} has no image token, so no images in a prompt: it compares them with texts, "
+            "see Model.similarity"
+        )
+    return seen
+
+
 def require_embedding(model: ModelShape) -> None:
     """Raises UnsupportedModelError if the model has no table of tokens."""
     require_text(model)

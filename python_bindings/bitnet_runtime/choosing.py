@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_runtime.answer import Guesses, Lookup
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.facts import ModelFacts, guide_of
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
@@ -31,7 +31,7 @@ class Chooser:
         self._sampler = Sampler(options, model.vocab_size)
         self._least = options.min_tokens
         self._going_on = Sampler(options, model.vocab_size, ends) if self._least else self._sampler
-        self._guide = guide or model.guide(options)
+        self._guide = guide or guide_of(model, options)
         self.most = AT_ONCE if options.draft is None else options.draft  # guesses in a pass
         self.guesses: Guesses | None = Lookup(prompt) if options.draft else None
 

@@ -121,11 +121,6 @@ class ModelFacts(ModelShape):
         image_token = self.image.image_token if self.image else -1  # never made of what somebody wrote
         return Tokenizer(definition, self.vocab_size, self.bos_token, special=image_token)
 
-    def guide(self, options: Sampling) -> Guide | None:
-        """The guide that constrains an answer to the format of the options, if they ask for one."""
-        asked = held_to(options)
-        return self._grammars.guide(*asked) if asked else None
-
     @once
     def _grammars(self) -> Grammars:
         from bitnet_runtime.guide import Grammars
@@ -154,6 +149,12 @@ class ModelFacts(ModelShape):
         from bitnet_runtime.chat import ChatTemplate
 
         return ChatTemplate(source.decode("utf-8", "replace"))
+
+
+def guide_of(model: ModelFacts, options: Sampling) -> Guide | None:
+    """The guide that constrains an answer to the format of the options, if they ask for one."""
+    asked = held_to(options)
+    return model._grammars.guide(*asked) if asked else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

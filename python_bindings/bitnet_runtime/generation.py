@@ -62,7 +62,7 @@ class Stream(Reading):
         reader: CallReader | None = None,
         logprobs: int | None = None,
     ) -> None:
-        """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
+        """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `guide_of(model, options)`,
         made before, as that may take seconds. receipt: the result has one. adapter: of a new session. reader: takes
         calls out of the text. logprobs: tokens are scored, beside so many others."""
         self._top = alternatives(logprobs)

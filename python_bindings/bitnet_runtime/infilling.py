@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bitnet_runtime.abilities import require_next_token
+from bitnet_runtime.errors import InvalidParameterError, UnsupportedModelError, shown
+from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.text import Tokenizer
 
 NAMES = (
@@ -19,6 +22,7 @@ NAMES = (
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
     (">>PREFIX<<", ">>SUFFIX<<", ">>MIDDLE<<"),  # Falcon
 )
+FARTHEST = 32  # characters for a token of the context: what is farther from a gap is not looked at
 
 
 class Gap(NamedTuple):
@@ -46,3 +50,25 @@ def around(gap: Gap, start: int | None, before: Sequence[int], behind: Sequence[
     before = before[max(0, len(before) - (room - n_behind)) :]
     head = [] if start is None else [start]
     return [*head, gap.prefix, *before, gap.suffix, *behind[:n_behind], gap.middle]
+
+
+def prompt_around(model: ModelFacts, before: str, behind: str, max_tokens: int | None = None) -> tuple[list[int], bool]:
+    """`Model.infill_prompt`, and whether part of either text was left out."""
+    require_next_token(model)
+    gap = gap_of(model._tokenizer) if model.has_tokenizer else None
+    if gap is None:
+        raise UnsupportedModelError(
+            f"{model.path.name} cannot fill in the middle: its tokenizer has no tokens for that, such as "
+            "<|fim_prefix|>; `bitnet train --fim 0.5` makes a model that can"
+        )
+    for name, text in (("before", before), ("behind", behind)):
+        if not isinstance(text, str):
+            raise InvalidParameterError(f"{name} is {shown(text)}, expected a string", name)
+    answer = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 2)
+    room = max(model.n_ctx - answer, 4)
+    most = FARTHEST * room
+    head, tail = before[max(0, len(before) - most) :], behind[:most]
+    tokens = [model._tokenizer.encode(text, add_bos=False, parse_special=False) for text in (head, tail)]
+    prompt = around(gap, model.bos_token, tokens[0], tokens[1], room)
+    whole = len(gap) + (model.bos_token is not None) + len(tokens[0]) + len(tokens[1])
+    return prompt, len(prompt) < whole or len(head) < len(before) or len(tail) < len(behind)

@@ -21,6 +21,7 @@ from bitnet_runtime.model_chat import ModelChat
 from bitnet_runtime.model_images import cosines, likely, scaled
 from bitnet_runtime.model_sessions import ModelSessions
 from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
+from bitnet_runtime.ready import ready, text_tokens, tokens_of
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
 from bitnet_runtime.shape import KV_TYPES
@@ -184,12 +185,12 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             raise InvalidParameterError(
                 f"images is {shown(images)}, expected {len(prompts)} lists, of the pictures of each prompt", "images"
             )
-        ready = []  # all, before any work
+        made = []  # all, before any work
         for i, (of_text, of_it) in enumerate(zip(prompts, each, strict=True)):
             with naming(f"prompt {i}"):
-                ready.append(self.ready(of_text, of_it, self.n_ctx))
+                made.append(ready(self, of_text, of_it, self.n_ctx))
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "logprobs": logprobs}
-        return generate_batch(partial(Stream, self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
+        return generate_batch(partial(Stream, self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in made)
 
     def stream(
         self,
@@ -245,7 +246,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         """
         require_next_token(self)
         refuse_several(text, "text", "score takes one text; call it for each")
-        tokens = self._tokens(text, "text", self.n_ctx)
+        tokens = tokens_of(self, text, "text", self.n_ctx)
         if not tokens:
             return []
         with self.session(n_ctx=len(tokens), adapter=adapter) as session:
@@ -274,7 +275,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         filled = []
         for i, one in enumerate(texts):
             with naming(f"text[{i}], {shown(one)}" if len(texts) > 1 else ""):
-                filled.append(self.text_tokens(one, self.n_ctx))
+                filled.append(text_tokens(self, one, self.n_ctx))
         return embed(self, filled, pooling, adapter)
 
     def similarity(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from bitnet_runtime.calls import CallReader
 from bitnet_runtime.defaults import Options, Sampling, resolve
 from bitnet_runtime.dialects import spaced
-from bitnet_runtime.errors import GrammarError, InvalidParameterError, shown
+from bitnet_runtime.errors import ContextLengthError, GrammarError, InvalidParameterError, shown
+from bitnet_runtime.facts import guide_of
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
+from bitnet_runtime.ready import ready
 from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
 from bitnet_runtime.shape import adapter_number
@@ -78,55 +81,11 @@ class ModelChat(ModelText):
     ) -> Stream:
         """`chat` as an iterator of pieces."""
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
-        chosen = self.held_to_calls(asked, resolve(sampling, options, self.defaults))
+        chosen = held_to_calls(self, asked, resolve(sampling, options, self.defaults))
         prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages) or None
-        with self.counting_tools(messages, asked, prompt, variables=variables):
-            reader = self.call_reader(asked)
+        with counting_tools(self, messages, asked, prompt, variables=variables):
+            reader = call_reader(self, asked)
             return self._continue(prompt, images, session, adapter, receipt, chosen, reader, logprobs)
-
-    def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
-        """The options of an answer that follows the rules for calling tools."""
-        if tools is None:
-            return options
-        if options.regex is not None or options.grammar is not None:
-            raise InvalidParameterError("tools go with json_schema, not with regex or grammar", "tools")
-        schema = cast("str | None", options.json_schema)
-        grammar = self._template.dialect.grammar(tools, schema, self._call_tokens)
-        if grammar is None:
-            return options
-        held = replace(options, json_schema=None, grammar=grammar)
-        try:
-            self.guide(held)
-        except GrammarError:
-            self._name_wrong_tool(tools)
-            raise
-        return held
-
-    def _name_wrong_tool(self, tools: Tools) -> None:
-        """Raises GrammarError: the schema of a tool is wrong by itself, if that is found quickly."""
-        end = time.monotonic() + LOOKING
-        for function in tools.callable():
-            if time.monotonic() < end:
-                try:
-                    schema = spaced(function.parameters, lenient=not function.strict)
-                    self.guide(Sampling(json_schema=json.dumps(schema)))
-                except GrammarError as error:
-                    why = str(error).removeprefix("json_schema ")
-                    raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
-
-    def call_reader(self, tools: Tools | None) -> CallReader | None:
-        """The reader that extracts tool calls from an answer."""
-        if tools is None:
-            return None
-        names = [function.name for function in tools.callable()]
-        shown = {token: text for text, token in self._call_tokens.items()}
-        return CallReader(self._template.dialect, names, None if tools.parallel else 1, shown)
-
-    @property
-    def _call_tokens(self) -> dict[str, int]:
-        """Special tokens that stand around calls."""
-        dialect = self._template.dialect
-        return self._tokenizer.special_ids_of((dialect.opens, dialect.closes))
 
     def _continue(
         self,
@@ -146,6 +105,68 @@ class ModelChat(ModelText):
             found = f"of {session.adapter!r}" if session.adapter else "without one"
             raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
         adapter_number(self, adapter)
-        ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
+        made = ready(self, prompt, images, session.n_ctx if session else self.n_ctx)
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
-        return Stream(self, ready.tokens, options, session, ready.pixels, **more)
+        return Stream(self, made.tokens, options, session, made.pixels, **more)
+
+
+def held_to_calls(model: ModelText, tools: Tools | None, options: Sampling) -> Sampling:
+    """The options of an answer that follows the rules for calling tools."""
+    if tools is None:
+        return options
+    if options.regex is not None or options.grammar is not None:
+        raise InvalidParameterError("tools go with json_schema, not with regex or grammar", "tools")
+    schema = cast("str | None", options.json_schema)
+    grammar = model._template.dialect.grammar(tools, schema, _call_tokens(model))
+    if grammar is None:
+        return options
+    held = replace(options, json_schema=None, grammar=grammar)
+    try:
+        guide_of(model, held)
+    except GrammarError:
+        _name_wrong_tool(model, tools)
+        raise
+    return held
+
+
+def _name_wrong_tool(model: ModelText, tools: Tools) -> None:
+    """Raises GrammarError: the schema of a tool is wrong by itself, if that is found quickly."""
+    end = time.monotonic() + LOOKING
+    for function in tools.callable():
+        if time.monotonic() < end:
+            try:
+                schema = spaced(function.parameters, lenient=not function.strict)
+                guide_of(model, Sampling(json_schema=json.dumps(schema)))
+            except GrammarError as error:
+                why = str(error).removeprefix("json_schema ")
+                raise GrammarError(f"the schema of the tool {function.name} {why}", "tools") from None
+
+
+def call_reader(model: ModelText, tools: Tools | None) -> CallReader | None:
+    """The reader that extracts tool calls from an answer."""
+    if tools is None:
+        return None
+    names = [function.name for function in tools.callable()]
+    shown = {token: text for text, token in _call_tokens(model).items()}
+    return CallReader(model._template.dialect, names, None if tools.parallel else 1, shown)
+
+
+def _call_tokens(model: ModelText) -> dict[str, int]:
+    """Special tokens that stand around calls."""
+    dialect = model._template.dialect
+    return model._tokenizer.special_ids_of((dialect.opens, dialect.closes))
+
+
+@contextlib.contextmanager
+def counting_tools(
+    model: ModelText, messages: Sequence[Message], tools: Tools | None, prompt: Sequence[int], **asked: Any
+) -> Iterator[None]:
+    """For an error about a `prompt` that is too long: how many of its tokens the tools take."""
+    try:
+        yield
+    except ContextLengthError as error:
+        if tools is None:
+            raise
+        told = f"{len(prompt) - len(model.apply_template(messages, **asked))} of them tell of the tools"
+        some = "; ".join(filter(None, [error.some, told]))
+        raise ContextLengthError(error.n_prompt, error.n_ctx, most=error.most, some=some) from None

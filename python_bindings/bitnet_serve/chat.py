@@ -13,11 +13,13 @@ from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.chat import OWN
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.facts import guide_of
 from bitnet_runtime.image_files import is_data
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
-from bitnet_runtime.model_text import Ready
+from bitnet_runtime.model_chat import counting_tools, held_to_calls
+from bitnet_runtime.ready import Ready, ready
 from bitnet_runtime.tools import ToolCall, Tools
 from bitnet_serve import fields, offers, older
 from bitnet_serve.answers import Block, Choice, Shape, Work
@@ -112,15 +114,15 @@ def begun_of(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
 
 def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None, options: Sampling) -> Ask:
     """What to generate after a conversation."""
-    ready = prompt(model, said, frame, tools)
-    return Ask(ready.tokens, model.held_to_calls(tools, options), ready.pixels, tools=tools)
+    made = prompt(model, said, frame, tools)
+    return Ask(made.tokens, held_to_calls(model, tools, options), made.pixels, tools=tools)
 
 
 def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> Ready:
     """The prompt of a conversation, if it fits the context."""
     tokens = prompt_tokens(model, said, frame, tools)
-    with model.counting_tools(said, tools, tokens, **frame.asked):
-        return model.ready(tokens, images_of(said) or None, model.n_ctx)
+    with counting_tools(model, said, tools, tokens, **frame.asked):
+        return ready(model, tokens, images_of(said) or None, model.n_ctx)
 
 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
@@ -158,7 +160,9 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
             raise refuse("a receipt is of tokens alone, and images are given", "receipt")
         if ask.receipt:
             model.digest  # noqa: B018  hashes the file now, and not while others wait for tokens
-    return [replace(ask, options=limited(ask, index), guide=model.guide(ask.options)) for index, ask in enumerate(each)]
+    return [
+        replace(ask, options=limited(ask, index), guide=guide_of(model, ask.options)) for index, ask in enumerate(each)
+    ]
 
 
 @dataclass

@@ -14,6 +14,7 @@ from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.errors import naming, shown
 from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
+from bitnet_runtime.ready import ready
 from bitnet_serve import fields
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.chat import several
@@ -85,7 +86,7 @@ def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
 def _tokens(model: Model, prompt: str | list[int], body: Mapping[str, Any], max_tokens: int | None) -> list[int]:
     """The prompt to continue; with a suffix, the gap between the two to fill."""
     if not (suffix := fields.take(body, "suffix", str, "")):
-        return model.ready(prompt, None, model.n_ctx).tokens
+        return ready(model, prompt, None, model.n_ctx).tokens
     if not isinstance(prompt, str) or body.get("echo"):
         raise refuse("suffix needs a prompt that is a text, and no echo", "suffix")
     return model.infill_prompt(prompt, suffix, max_tokens)

@@ -13,6 +13,7 @@ from bitnet_runtime.calls import CallPart
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.logprobs import Scored, score
+from bitnet_runtime.model_chat import call_reader
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
 from bitnet_runtime.tools import Tools
@@ -154,7 +155,7 @@ class Generation(Task):
         ask = self._ask
         stream = Stream(
             self._model, ask.prompt, ask.options, self._session, ask.pixels, ask.guide, ask.receipt,
-            reader=self._model.call_reader(ask.tools), logprobs=ask.top,
+            reader=call_reader(self._model, ask.tools), logprobs=ask.top,
         )  # fmt: skip
         self.done = stream.done
         if not self.done:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
+from bitnet_runtime.infilling import prompt_around
 from bitnet_runtime.logprobs import Scored
 from bitnet_serve import fields
 from bitnet_serve.answers import Block, Choice, Shape, Work
@@ -34,7 +35,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     kept = line[-(model.n_ctx // 4) :]  # of one that does not fit, too, the end
     most = options.max_tokens
     room = len(kept) + (model.n_ctx // 4 if most is None else most)
-    tokens, cut = model.infill_cut(before, fields.take(body, "input_suffix", str, ""), room)
+    tokens, cut = prompt_around(model, before, fields.take(body, "input_suffix", str, ""), room)
     wanted = [str(path) for path in fields.take(body, "response_fields", list, [])]
     shape = Infill(served, wanted, cut or len(kept) < len(line))
     return Work(served, several(model, [Ask(tokens + kept, options)]), shape, fields.take(body, "stream", bool, False))
