@@ -167,7 +167,7 @@ def test_a_loop_of_single_tokens_is_stopped(slow: Model) -> None:
 def test_a_stream_is_closed_by_another_thread(slow: Model) -> None:
     stream = slow.stream([1] * 8, max_tokens=None)
     running = Background(lambda: [piece.token for piece in stream])
-    wait_for(lambda: len(stream._transcript.tokens) > 20)
+    wait_for(lambda: len(stream._writer._transcript.tokens) > 20)
     stream.close()
     result = stream.result
     assert result is not None

@@ -15,7 +15,7 @@ from bitnet.data import conversations
 from bitnet.presets import PRESETS
 from bitnet_cli import main
 from bitnet_export import random_model
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from command import Terminal, bitnet
 from runtime_models import TEMPLATE, scripted_model
 from talks import ANSWER, AROUND, piped, prompts, size, talking_models
@@ -290,14 +290,14 @@ class Typed(io.StringIO):
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
     """Ctrl-C at the beginning of the answers that are "c", not ".", in their order."""
-    calls, original = iter(answers), Stream.begin
+    calls, original = iter(answers), Writer.begin
 
-    def begin(self: Stream) -> None:
-        if not self._begun and next(calls) == "c":
+    def begin(self: Writer) -> None:
+        if not self.begun and next(calls) == "c":
             raise KeyboardInterrupt
         original(self)
 
-    monkeypatch.setattr(Stream, "begin", begin)
+    monkeypatch.setattr(Writer, "begin", begin)
 
 
 def test_a_message_without_an_answer_is_forgotten(

@@ -209,10 +209,10 @@ def test_images_have_no_receipts(model: Model) -> None:
     import numpy as np
 
     from bitnet_runtime.defaults import Sampling
-    from bitnet_runtime.generation import Stream
+    from bitnet_runtime.generation import Writer
 
     with pytest.raises(InvalidParameterError, match="tokens alone"):
-        Stream(model, [1], Sampling(), pixels=np.zeros(1, np.float32), receipt=True)
+        Writer(model, [1], Sampling(), pixels=np.zeros(1, np.float32), receipt=True)
 
 
 def test_the_command_line(path: Path, tmp_path: Path) -> None:

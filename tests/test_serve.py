@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from bitnet_runtime import Model, logprobs
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.steps import Entry, step_batch
 from bitnet_serve import completions
 from bitnet_serve.server import Serving
@@ -139,11 +139,11 @@ def test_guesses_are_as_many_as_asked_for(
     asked: Any = {"prompt": [1, 2] * 8, "max_tokens": 20, "temperature": 0}
     told = []
 
-    def recorded(model: Model, prompt: list[int], options: Sampling, *more: Any, **given: Any) -> Stream:
+    def recorded(model: Model, prompt: list[int], options: Sampling, *more: Any, **given: Any) -> Writer:
         told.append(options.draft)
-        return Stream(model, prompt, options, *more, **given)
+        return Writer(model, prompt, options, *more, **given)
 
-    monkeypatch.setattr("bitnet_serve.generation.Stream", recorded)
+    monkeypatch.setattr("bitnet_serve.generation.Writer", recorded)
     expected = model.generate(asked["prompt"], max_tokens=20, temperature=0).text
     status, answer = post(serving, "/v1/completions", asked | {"model": "small-0-256", "draft": draft})
     assert (status, answer["choices"][0]["text"], told) == (200, expected, [draft])

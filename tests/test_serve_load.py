@@ -17,7 +17,7 @@ import pytest
 
 import runtime_models
 from bitnet_runtime import NumericError
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import body, server, sessions
 from bitnet_serve.server import Serving
@@ -280,14 +280,14 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    pop = Stream.pop
+    pop = Writer.pop
 
-    def sometimes(stream: Stream) -> Any:
-        if len(stream._prompt) == 3 and len(stream._transcript.tokens) == 5:
+    def sometimes(writer: Writer) -> Any:
+        if len(writer._prompt) == 3 and len(writer._transcript.tokens) == 5:
             raise NumericError("the logits are not numbers")
-        return pop(stream)
+        return pop(writer)
 
-    monkeypatch.setattr(Stream, "pop", sometimes)
+    monkeypatch.setattr(Writer, "pop", sometimes)
     found: dict[int, tuple[int, Any]] = {}
     sizes = [3, 4, 3, 5, 6, 7]
 

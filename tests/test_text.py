@@ -234,7 +234,7 @@ def test_a_signal_that_closes_a_stream_which_computes_ends_it(tmp_path: Path, mo
     """The handler interrupts the thread that reads, and that one ends the stream with the piece it has."""
     with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model:
         stream = model.stream("go")
-        advance = stream._advance
+        advance = stream._writer.advance
 
         def interrupted() -> Piece:
             piece = advance()
@@ -242,7 +242,7 @@ def test_a_signal_that_closes_a_stream_which_computes_ends_it(tmp_path: Path, mo
             assert stream.result is None
             return piece
 
-        monkeypatch.setattr(stream, "_advance", interrupted)
+        monkeypatch.setattr(stream._writer, "advance", interrupted)
         assert next(stream).text == "ab"
         assert stream.result is not None and stream.result.finish_reason == "cancelled"
 

@@ -280,7 +280,7 @@ def test_a_stream_asks_for_no_pass_while_another_thread_has_its_session(model: M
     with model.batch() as batch:
         text = batch.add([1, 2], max_tokens=9, **GREEDY)
         next(batch)
-        other = threading.Thread(target=text.entry)
+        other = threading.Thread(target=text._writer.entry)
         with text._session._lock:
             other.start()
             other.join(0.05)

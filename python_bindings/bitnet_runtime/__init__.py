@@ -38,7 +38,6 @@ from bitnet_runtime.errors import (
     ToolCallError,
     UnsupportedModelError,
 )
-from bitnet_runtime.generation import Stream
 from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
@@ -47,6 +46,8 @@ from bitnet_runtime.result import Piece, Result, Timings, Usage
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 from bitnet_runtime.shape import ModelInfo
+from bitnet_runtime.stream import Stream
+from bitnet_runtime.together import Batch
 from bitnet_runtime.tools import ToolCall
 from bitnet_runtime.verifying import Verdict
 
@@ -54,6 +55,7 @@ __version__ = version()
 
 __all__ = [
     "AsyncStream",
+    "Batch",
     "BitnetError",
     "CacheFullError",
     "CancelledError",

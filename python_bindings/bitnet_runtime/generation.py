@@ -19,7 +19,6 @@ from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.logprobs import Scored, alternatives, score
 from bitnet_runtime.prompt import extend
-from bitnet_runtime.reading import Reading
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.sampler import ends_of
 from bitnet_runtime.session import Session
@@ -43,11 +42,8 @@ NOTHING: Choice = None, (), 0
 ROW: Choice = None, (), 1  # what is chosen is known, and the row is kept
 
 
-class Stream(Reading):
-    """Iterator of `Piece`s. `close()`, from any thread, ends it early; afterwards, or at its end, `result` is there.
-
-    Threads that read one stream take turns. A stream that is dropped frees its cache at once.
-    """
+class Writer:
+    """The loop of one answer, alone by `advance` or by passes together with others; a `Stream` reads what it writes."""
 
     def __init__(
         self,
@@ -76,46 +72,36 @@ class Stream(Reading):
         ends = ends_of(options, model.end_tokens, model.vocab_size)
         self._chooser = Chooser(model, options, ends, prompt, guide)
         detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
-        mine = session or Session._new(model, needed, adapter=adapter, draft=self._chooser.most > 0)
-        super().__init__(mine, owned=session is None)
+        self.owned = session is None  # the session ends with the answer
+        self.session = session or Session._new(model, needed, adapter=adapter, draft=self._chooser.most > 0)
         self._model, self._prompt, self._pixels = model, prompt, pixels
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
-        room = mine.n_ctx - len(prompt) + 1  # the last token is sampled and not appended
+        room = self.session.n_ctx - len(prompt) + 1  # the last token is sampled and not appended
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._transcript = Transcript(Answer(detokenizer, options.stop, reader), ends, limit)
-        self._witness = Witness(model, mine, prompt, options, self._seed) if receipt else None
+        self._witness = Witness(model, self.session, prompt, options, self._seed) if receipt else None
         self._ahead = Ahead(len(prompt))
         self._scored: Scored | None = None  # the next token, if asked
-        self._begun = False
+        self.begun = False
         self._changes = 0  # of the session, when it had begun
         self._entry: Entry | None = None  # that of all its passes
-        self._done = self._transcript.complete
+        self.done = self._transcript.complete
 
-    @property
-    def result(self) -> Result | None:
-        """The result, once the stream has ended or was closed; None before."""
-        if not self._ended:
-            return None
+    def result(self) -> Result:
+        """What there is of it."""
         receipt = self._witness.receipt(self._transcript) if self._witness else None
         return self._transcript.result(len(self._prompt), self._seed, receipt, scores=self._top is not None)
 
-    def _advance(self) -> Piece:
+    def advance(self) -> Piece:
         """One token further."""
-        self._session._open  # noqa: B018  raises, also where tokens are at hand
-        if not self._begun:
+        self.session._open  # noqa: B018  raises, also where tokens are at hand
+        if not self.begun:
             self.begin()
         while not self.ready:
             entry = self.entry()
             step_batch([entry])
             self.take(entry)
         return self.pop()
-
-    # ---- for computing several streams together ----
-
-    @property
-    def done(self) -> bool:
-        """Whether the answer is complete."""
-        return self._done
 
     @property
     def ready(self) -> bool:
@@ -127,10 +113,6 @@ class Stream(Reading):
     def loads(self) -> int:
         """Tokens of the prompt that have to be computed."""
         return self._ahead.unread
-
-    def shares_session(self, other: Stream) -> bool:
-        """Whether both use the same session, and so cannot be computed together."""
-        return self._session is other._session
 
     @property
     def stopped_by(self) -> str:
@@ -144,25 +126,25 @@ class Stream(Reading):
 
     def begin(self) -> None:
         """Take what the session has of the prompt. Images, and a prefix, are computed here and now."""
-        if self._begun:
+        if self.begun:
             return
         begin = time.perf_counter()
         if self._pixels is None and self._model.mask != "prefix":
             require_head(self._model)
             require_embedding(self._model)
-            held = self._session._keep(self._prompt)
-            self._session._fit(len(self._prompt) - held)
+            held = self.session._keep(self._prompt)
+            self.session._fit(len(self._prompt) - held)
             self._ahead.load(self._prompt[held:])
         else:
-            rows = None if self._pixels is None else vision.encode(self._model, self._pixels, self._session)
-            self._transcript.loaded = extend(self._session, self._prompt, rows)
+            rows = None if self._pixels is None else vision.encode(self._model, self._pixels, self.session)
+            self._transcript.loaded = extend(self.session, self._prompt, rows)
             self._ahead.load(())
-        self._session.seed(self._seed)
+        self.session.seed(self._seed)
         self._force(self._chooser.chosen(()))
         if not self._ahead.missing:
-            self._choose([self._chooser.draw(self._session, made=0)])
-        self._changes = self._session._changes
-        self._begun = True
+            self._choose([self._chooser.draw(self.session, made=0)])
+        self._changes = self.session._changes
+        self.begun = True
         if self._top is not None:
             self._score(self._top)
         self._transcript.prompt_seconds = time.perf_counter() - begin
@@ -170,7 +152,7 @@ class Stream(Reading):
     def entry(self, piece: int = BLOCK, looked_up: int = BLOCK) -> Entry:
         """What it has in the next pass, once it has begun: of its prompt, and of guesses, so many tokens at most."""
         ahead, answer = self._ahead, self._transcript
-        with self._session._lock:  # else the library may be at the last one, for a thread that reads beside a batch
+        with self.session._lock:  # else the library may be at the last one, for a thread that reads beside a batch
             tokens = ahead.next
             if ahead.unread > piece:
                 return self._ask(tokens[:piece], NOTHING)
@@ -181,8 +163,8 @@ class Stream(Reading):
 
     def _ask(self, tokens: Sequence[int], choice: Choice) -> Entry:
         if self._entry is None:
-            self._entry = Entry(self._session, tokens, *choice, self._changes)
-            self._entry.struct.moment = MOMENT if self._owned else 0
+            self._entry = Entry(self.session, tokens, *choice, self._changes)
+            self._entry.struct.moment = MOMENT if self.owned else 0
         else:
             self._entry.ask(tokens, *choice)
         return self._entry
@@ -214,14 +196,14 @@ class Stream(Reading):
         if piece.token is not None and self._chooser.guesses:
             self._chooser.guesses.add(token)
         if answer.complete:
-            self._done = True  # never False: whoever closes it says so, too
+            self.done = True  # never False: whoever closes a stream says so, too
         answer.seconds += time.perf_counter() - begin
         return piece
 
     def _choose(self, tokens: Sequence[int]) -> None:
         """The session holds these, but the last."""
         if self._witness:
-            self._witness.chosen(self._session, len(tokens))
+            self._witness.chosen(self.session, len(tokens))
         self._ahead.chosen(tokens)
         self._force(self._chooser.chosen(tokens))
 
@@ -236,19 +218,5 @@ class Stream(Reading):
         """Score the next token, if the session has the row that it comes from."""
         if not self._ahead.drawn or self._ahead.unread:
             return
-        if (row := self._session.logits) is not None:  # else another call took the session, which the next pass says
+        if (row := self.session.logits) is not None:  # else another call took the session, which the next pass says
             (self._scored,) = score(row[None], [self._ahead.drawn[0]], top)
-
-    def __repr__(self) -> str:
-        answer = self._transcript
-        state = answer.finish if self._ended else "running" if self._begun else "not begun"
-        return f"<Stream of {len(self._prompt)} tokens and {len(answer.tokens)} more, {state}>"
-
-
-def finish(stream: Stream) -> Result:
-    """Read a stream to its end, and return the result."""
-    with stream:
-        for _ in stream:
-            pass
-    assert stream.result is not None  # it is closed
-    return stream.result

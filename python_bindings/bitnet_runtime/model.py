@@ -14,7 +14,7 @@ from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, truth, whole, with_options
 from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check_open, naming, shown
-from bitnet_runtime.generation import Stream, finish
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.model_chat import ModelChat
@@ -25,6 +25,7 @@ from bitnet_runtime.ready import ready, text_tokens, tokens_of
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
 from bitnet_runtime.shape import KV_TYPES
+from bitnet_runtime.stream import Stream, finish
 from bitnet_runtime.together import IN_FLIGHT, Batch, generate_batch
 from bitnet_runtime.verifying import Verdict, verify
 
@@ -190,7 +191,11 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             with naming(f"prompt {i}"):
                 made.append(ready(self, of_text, of_it, self.n_ctx))
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "logprobs": logprobs}
-        return generate_batch(partial(Stream, self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in made)
+
+        def stream(tokens: list[int], pixels: NDArray[np.float32] | None) -> Stream:
+            return Stream(Writer(self, tokens, chosen, pixels=pixels, **more))
+
+        return generate_batch(partial(stream, *each) for each in made)
 
     def stream(
         self,

@@ -14,13 +14,14 @@ from bitnet_runtime.defaults import Options, Sampling, resolve
 from bitnet_runtime.dialects import spaced
 from bitnet_runtime.errors import ContextLengthError, GrammarError, InvalidParameterError, shown
 from bitnet_runtime.facts import guide_of
-from bitnet_runtime.generation import Stream, finish
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.ready import ready
 from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
 from bitnet_runtime.shape import adapter_number
+from bitnet_runtime.stream import Stream, finish
 from bitnet_runtime.tools import Tool, Tools
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class ModelChat(ModelText):
         adapter_number(self, adapter)
         made = ready(self, prompt, images, session.n_ctx if session else self.n_ctx)
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
-        return Stream(self, made.tokens, options, session, made.pixels, **more)
+        return Stream(Writer(self, made.tokens, options, session, made.pixels, **more))
 
 
 def held_to_calls(model: ModelText, tools: Tools | None, options: Sampling) -> Sampling:

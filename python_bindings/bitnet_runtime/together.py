@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError, InvalidParameterError, naming
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.handles import Closing
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.session_input import BLOCK
 from bitnet_runtime.steps import Entry, step_batch
+from bitnet_runtime.stream import Stream
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
@@ -35,44 +36,44 @@ class Passes:
         self._piece = LEAST  # tokens of prompts beside answers
         self._lately: list[float] = []  # seconds that so many took of late
 
-    def run(self, streams: Sequence[Stream], guesses: int = BLOCK) -> Iterator[tuple[Stream, Exception | None]]:
-        """One pass over streams that have begun and are not done; those that had a part in it, and their errors.
+    def run(self, writers: Sequence[Writer], guesses: int = BLOCK) -> Iterator[tuple[Writer, Exception | None]]:
+        """One pass over answers that have begun and are not done; those that had a part in it, and their errors.
 
         Of several that found no room in the cache one fails, and leaves its own to the others: they are as they were,
         and have another pass. guesses: most draft tokens of each by n-gram lookup.
         """
-        going = [stream for stream in streams if not stream.loads]
+        going = [writer for writer in writers if not writer.loads]
         left = room = self._room(len(going))
-        entries: list[tuple[Stream, Entry]] = []
-        for stream in (*going, *(stream for stream in streams if stream.loads)):
-            if stream.loads and left < 1:
+        entries: list[tuple[Writer, Entry]] = []
+        for writer in (*going, *(writer for writer in writers if writer.loads)):
+            if writer.loads and left < 1:
                 break
             try:
-                entry = stream.entry(max(1, left), guesses)
+                entry = writer.entry(max(1, left), guesses)
                 entry.struct.moment = 0  # others may come, and passes are timed
-                entries.append((stream, entry))
-                left -= min(stream.loads, left)
+                entries.append((writer, entry))
+                left -= min(writer.loads, left)
             except Exception as error:
-                yield stream, error
+                yield writer, error
         if not entries:
             return
         try:
             step_batch([entry for _, entry in entries])
         except Exception as error:  # before anything was computed
-            yield from ((stream, error) for stream, _ in entries)
+            yield from ((writer, error) for writer, _ in entries)
             return
         self._note(len(going), room - left, entries[0][1].seconds)
         full = False
-        for stream, entry in entries:
+        for writer, entry in entries:
             try:
-                stream.take(entry)
-                yield stream, None
+                writer.take(entry)
+                yield writer, None
             except CacheFullError as error:
                 if not full:
-                    yield stream, error
+                    yield writer, error
                 full = True
             except Exception as error:
-                yield stream, error
+                yield writer, error
 
     def _room(self, going: int) -> int:
         """Tokens of prompts."""
@@ -125,7 +126,7 @@ class Batch(Closing):
     def add(self, prompt: Prompt, **given: Any) -> Stream:
         """Add a text. Arguments as in `Model.stream`."""
         stream = self._make(prompt, **given)
-        if any(stream.shares_session(other) for other in (*self._active, *self._waiting)):
+        if any(stream._session is other._session for other in (*self._active, *self._waiting)):
             raise InvalidParameterError(
                 "another text of this batch uses this session, expected one for each", "session"
             )
@@ -158,10 +159,7 @@ class Batch(Closing):
             self._join()
             if not self._active and not self._steps:
                 raise StopIteration
-            for stream, error in self._passes.run(self._active):
-                if stream.loads and self._leaves(stream):
-                    self._active.append(stream)
-                self._read(stream, error)
+            self._pass()
             if self._closed:  # meanwhile
                 self.close()
         step = self._steps.popleft()
@@ -170,14 +168,22 @@ class Batch(Closing):
         self.failed, error = step
         raise error
 
+    def _pass(self) -> None:
+        streams = {stream._writer: stream for stream in self._active}
+        for writer, error in self._passes.run(list(streams)):
+            stream = streams[writer]
+            if writer.loads and self._leaves(stream):
+                self._active.append(stream)
+            self._read(stream, error)
+
     def _join(self) -> None:
         while self._waiting and len(self._active) < self._most:
             stream = self._waiting.popleft()
             self._active.append(stream)
             error = None
             try:
-                if not stream.done:
-                    stream.begin()
+                if not stream._writer.done:
+                    stream._writer.begin()
             except Exception as failed:
                 error = failed
             self._read(stream, error)
@@ -192,25 +198,25 @@ class Batch(Closing):
 
     def _read(self, stream: Stream, error: Exception | None) -> None:
         """What is there of a text. Its error comes in its turn: the others of a pass have to be read, too."""
-        pieces = []
+        pieces, writer = [], stream._writer
         try:
             if isinstance(error, (CancelledError, ClosedError)):
                 stream._stop(error)
             elif error:
                 raise error
-            while stream.ready and not stream.done:
-                pieces.append(stream.pop())
+            while writer.ready and not writer.done:
+                pieces.append(writer.pop())
         except Exception as failed:
             self._leaves(stream)
             stream.close()
             self._steps.append((stream, failed))
             return
-        if stream.done:
+        if writer.done:
             self._leaves(stream)
             stream.close()
             pieces = pieces or [Piece("", None)]
         last = len(pieces) - 1
-        self._steps.extend(Step(stream, piece, stream.done and i == last) for i, piece in enumerate(pieces))
+        self._steps.extend(Step(stream, piece, writer.done and i == last) for i, piece in enumerate(pieces))
 
     def close(self) -> None:
         """End all texts. None can be added then."""

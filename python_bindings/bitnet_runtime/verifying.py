@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, TokenizerError, shown
 from bitnet_runtime.facts import ModelFacts
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.receipt import Receipt, written
 from bitnet_runtime.session import Session
@@ -51,14 +51,14 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
             "was loaded with",
         )  # fmt: skip
     try:
-        stream = _stream(model, receipt, digests[receipt.adapter])
-        with stream._session, stream:
-            return _compare(stream, receipt)
+        writer = _writer(model, receipt, digests[receipt.adapter])
+        with writer.session:
+            return _compare(writer, receipt)
     except (InvalidParameterError, TokenizerError) as error:  # of the options, also of a format on its way
         raise ReceiptError(f"the receipt cannot be of this model: {error}") from None
 
 
-def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
+def _writer(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Writer:
     if receipt.kv_type not in KV_TYPES:
         raise InvalidParameterError(f"kv_type is {receipt.kv_type!r:.40}", "kv_type")
     require_next_token(model)
@@ -72,21 +72,22 @@ def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
     try:
         if len(prompt) > session.n_ctx:
             raise InvalidParameterError(f"prompt has {len(prompt)} tokens, n_ctx is {session.n_ctx}", "prompt")
-        stream = Stream(model, prompt, options, session, receipt=True)
+        writer = Writer(model, prompt, options, session, receipt=True)
     except BitnetError:
         session.close()
         raise
     answer = receipt.tokens + ([] if receipt.end is None else [receipt.end])
-    stream._chooser.guesses = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
-    stream._chooser.most = TOGETHER
-    return stream
+    writer._chooser.guesses = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
+    writer._chooser.most = TOGETHER
+    return writer
 
 
-def _compare(stream: Stream, receipt: Receipt) -> Verdict:
+def _compare(writer: Writer, receipt: Receipt) -> Verdict:
     at = 0
-    for _ in stream:
-        while at < len(stream._transcript.tokens):
-            if difference := _difference(stream, receipt, at):
+    while not writer.done:
+        writer.advance()
+        while at < len(writer._transcript.tokens):
+            if difference := _difference(writer, receipt, at):
                 return Verdict(False, at, difference)
             at += 1
     n = len(receipt.tokens)
@@ -94,32 +95,31 @@ def _compare(stream: Stream, receipt: Receipt) -> Verdict:
         return Verdict(
             False, at, f"token {at} is {shown(receipt.tokens[at])} in the receipt; here the answer ends before it"
         )
-    result = stream.result
-    assert result is not None  # it was read to its end
+    result = writer.result()
     if receipt.finish_reason == "cancelled":
         return Verdict(True, None, f"all {n} tokens are those of this model")
-    if receipt.end is not None and _digest(stream, n) != receipt.digests[n]:
+    if receipt.end is not None and _digest(writer, n) != receipt.digests[n]:
         return Verdict(False, n, f"the end, token {n}, was chosen from another state than here")
-    if (receipt.end, receipt.finish_reason) != (stream.ended_by, result.finish_reason):
+    if (receipt.end, receipt.finish_reason) != (writer.ended_by, result.finish_reason):
         return Verdict(
             False,
             n,
             f"it ends by {receipt.finish_reason} ({shown(receipt.end)}); "
-            f"here by {result.finish_reason} ({stream.ended_by})",
+            f"here by {result.finish_reason} ({writer.ended_by})",
         )
     return Verdict(True, None, f"all {n} tokens are those of this model")
 
 
-def _digest(stream: Stream, n: int) -> str | None:
+def _digest(writer: Writer, n: int) -> str | None:
     """Of the state that a token was chosen from, if there was a choice."""
-    digests = stream._witness.digests if stream._witness else []
+    digests = writer._witness.digests if writer._witness else []
     return written(digests[n]) if n < len(digests) else None
 
 
-def _difference(stream: Stream, receipt: Receipt, at: int) -> str:
+def _difference(writer: Writer, receipt: Receipt, at: int) -> str:
     if at >= len(receipt.tokens):
         return f"the receipt ends before token {at}; here the answer goes on"
-    if _digest(stream, at) != receipt.digests[at]:
+    if _digest(writer, at) != receipt.digests[at]:
         return f"token {at} was chosen from another state than here: the prompt, the cache or its digest is another"
-    here, there = stream._transcript.tokens[at], receipt.tokens[at]
+    here, there = writer._transcript.tokens[at], receipt.tokens[at]
     return "" if here == there else f"token {at} is {shown(there)} in the receipt, and {here} here"

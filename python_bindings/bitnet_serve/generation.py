@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet_runtime.calls import CallPart
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.logprobs import Scored, score
 from bitnet_runtime.model_chat import call_reader
 from bitnet_runtime.receipt import Receipt
@@ -114,7 +114,7 @@ class Generation(Task):
         self._model, self._who = served.model, who
         self._whole = ask.pixels is not None or self._model.mask == "prefix"  # the prompt is computed in one go
         self._session: Session | None = None
-        self._stream: Stream | None = None
+        self._writer: Writer | None = None
         self._held = 0  # tokens of the prompt that are computed
         self._reused = 0  # of these, for another request
         self._made = time.perf_counter()
@@ -122,8 +122,8 @@ class Generation(Task):
         self._failed = False
 
     @property
-    def stream(self) -> Stream | None:
-        return self._stream
+    def writer(self) -> Writer | None:
+        return self._writer
 
     @property
     def waits(self) -> bool:
@@ -153,19 +153,19 @@ class Generation(Task):
         """Hand the rest to the passes, if there are tokens to generate after the prompt."""
         assert self._session is not None  # it is open
         ask = self._ask
-        stream = Stream(
+        writer = Writer(
             self._model, ask.prompt, ask.options, self._session, ask.pixels, ask.guide, ask.receipt,
             reader=call_reader(self._model, ask.tools), logprobs=ask.top,
         )  # fmt: skip
-        self.done = stream.done
+        self.done = writer.done
         if not self.done:
-            stream.begin()
-        self._stream = stream
+            writer.begin()
+        self._writer = writer
         self._note()
 
     def _note(self) -> None:
-        assert self._stream is not None
-        self._held = len(self._ask.prompt) - (0 if self.done else self._stream.loads)
+        assert self._writer is not None
+        self._held = len(self._ask.prompt) - (0 if self.done else self._writer.loads)
         if not self._started and self._held == len(self._ask.prompt):
             self._started = time.perf_counter()
 
@@ -185,15 +185,15 @@ class Generation(Task):
             self._tell(Scores(score(rows, next_ones, self._ask.top or 0)))
 
     def read(self) -> None:
-        stream = self._stream
-        assert stream is not None  # it has begun
+        writer = self._writer
+        assert writer is not None  # it has begun
         self._note()
-        if stream.ready and not self._first:
+        if writer.ready and not self._first:
             self._first = time.perf_counter()
-        while stream.ready and not stream.done:
-            piece = stream.pop()
+        while writer.ready and not writer.done:
+            piece = writer.pop()
             self._tell(Text(piece.text, piece.scored, piece.calls))
-        self.done = stream.done
+        self.done = writer.done
 
     def fail(self, error: Exception) -> None:
         self._failed = True
@@ -201,14 +201,12 @@ class Generation(Task):
 
     def close(self) -> None:
         end = time.perf_counter()
-        stream, session = self._stream, self._session
-        self._stream = self._session = None
+        writer, session = self._writer, self._session
+        self._writer = self._session = None
         made, reason, seed, stopped_by, receipt = 0, "cancelled", 0, "", None
-        if stream is not None:
-            stream.close()
-            stopped_by = stream.stopped_by
-            if (result := stream.result) is not None:
-                made, reason, seed, receipt = len(result.tokens), result.finish_reason, result.seed, result.receipt
+        if writer is not None:
+            stopped_by, result = writer.stopped_by, writer.result()
+            made, reason, seed, receipt = len(result.tokens), result.finish_reason, result.seed, result.receipt
         self.prompt_tokens, self.completion_tokens = self._held - self._reused, made
         if session is not None:
             self._served.sessions.end(session, self._who)

@@ -207,19 +207,19 @@ class Scheduler:
 
     def _round(self) -> bool:
         """A piece, and a pass; False: there was nothing to do."""
-        going = [task for task in self._running if task.stream and not task.stream.loads and not task.waits]
+        going = [task for task in self._running if task.writer and not task.writer.loads and not task.waits]
         going = going[: self._places]  # more are running where some have waited for their readers
-        coming = [task for task in self._running if task.stream is None or task.stream.loads]
+        coming = [task for task in self._running if task.writer is None or task.writer.loads]
         coming.sort(key=lambda task: task.turn)
-        if alone := bool(coming) and coming[0].stream is None:
+        if alone := bool(coming) and coming[0].writer is None:
             task, most = coming[0], PIECE if going else PIECE_ALONE
             self._take_turn(task)
             self._do_part(task, functools.partial(task.piece, most))
             coming = []  # they have the next turn
-        by = {task.stream: task for task in (*going, *coming) if task.stream}
+        by = {task.writer: task for task in (*going, *coming) if task.writer}
         guesses = PIECE // max(1, len(going)) if len(by) > 1 else PIECE_ALONE  # for each: the others wait for them
-        for stream, error in self._passes.run(list(by), guesses):
-            task = by[stream]
+        for writer, error in self._passes.run(list(by), guesses):
+            task = by[writer]
             if task in coming:
                 self._take_turn(task)
             if error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bitnet_runtime.generation import Stream
+from bitnet_runtime.generation import Writer
 
 
 class Task:
@@ -23,15 +23,15 @@ class Task:
         """Allocate its memory. Raises ModelTooLargeError: there may be enough when other tasks have ended."""
 
     @property
-    def stream(self) -> Stream | None:
-        """The stream that passes compute; None: `piece` has to be called first."""
+    def writer(self) -> Writer | None:
+        """The answer that passes compute; None: `piece` has to be called first."""
 
     def piece(self, most: int) -> None:
-        """Compute the next piece, of about `most` tokens; the last one sets `stream` or `done`."""
+        """Compute the next piece, of about `most` tokens; the last one sets `writer` or `done`."""
         raise NotImplementedError
 
     def read(self) -> None:
-        """Take what a pass computed for the stream; sets `done` at the end."""
+        """Take what a pass computed for the writer; sets `done` at the end."""
 
     @property
     def waits(self) -> bool:

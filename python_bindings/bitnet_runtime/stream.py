@@ -5,24 +5,26 @@ from __future__ import annotations
 from typing import Self
 
 from bitnet_runtime.errors import CancelledError, ClosedError, StateError
+from bitnet_runtime.generation import Writer
 from bitnet_runtime.handles import Closing, Unique
-from bitnet_runtime.result import Piece
-from bitnet_runtime.session import Session
+from bitnet_runtime.result import Piece, Result
 
 
-class Reading(Closing, Unique):
-    """Iterator of pieces, which threads read in turns and any of them may close."""
+class Stream(Closing, Unique):
+    """Iterator of `Piece`s. `close()`, from any thread, ends it early; afterwards, or at its end, `result` is there.
 
-    def __init__(self, session: Session, owned: bool) -> None:
-        """owned: the session ends with the answer."""
-        self._session, self._owned = session, owned
-        self._done = False  # the answer is complete
-        self._ended = False  # and its session free
+    Threads that read one stream take turns. A stream that is dropped frees its cache at once.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self._session = writer, writer.session
+        self._ended = False  # the answer is complete, and its session free
         self._reading = self._closing = False
 
-    def _advance(self) -> Piece:
-        """One token further."""
-        raise NotImplementedError
+    @property
+    def result(self) -> Result | None:
+        """The result, once the stream has ended or was closed; None before."""
+        return self._writer.result() if self._ended else None
 
     def close(self) -> None:
         """Stop, from any thread: no token after the one that is being computed, and no rest of the prompt.
@@ -42,8 +44,8 @@ class Reading(Closing, Unique):
         with self._session._ending:
             if self._ended:
                 return
-            self._done = self._ended = True
-        if self._owned:
+            self._writer.done = self._ended = True
+        if self._writer.owned:
             self._session.close()
         else:
             self._session._resume()  # a cancel was for this answer
@@ -54,8 +56,8 @@ class Reading(Closing, Unique):
                 raise StateError("a signal handler cannot read a stream that it interrupted")
             self._reading, goes_on = True, False
             try:
-                while not self._done:
-                    piece = self._advance()
+                while not self._writer.done:
+                    piece = self._writer.advance()
                     if piece.text or piece.calls or piece.token is not None:
                         goes_on = not self._closing
                         return piece
@@ -71,7 +73,21 @@ class Reading(Closing, Unique):
         """End the answer, or raise the error if not the stream but its session or model was closed."""
         if isinstance(error, ClosedError) and not self._ended:
             raise error
-        self._done = True
+        self._writer.done = True
 
     def __iter__(self) -> Self:
         return self
+
+    def __repr__(self) -> str:
+        writer, answer = self._writer, self._writer._transcript
+        state = answer.finish if self._ended else "running" if writer.begun else "not begun"
+        return f"<Stream of {len(writer._prompt)} tokens and {len(answer.tokens)} more, {state}>"
+
+
+def finish(stream: Stream) -> Result:
+    """Read a stream to its end, and return the result."""
+    with stream:
+        for _ in stream:
+            pass
+    assert stream.result is not None  # it is closed
+    return stream.result
