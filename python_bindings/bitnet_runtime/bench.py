@@ -113,9 +113,9 @@ def measure(
             runs.prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
             session.rewind(depth)
             session.feed(tokens[depth : depth + 1])
-            before = session.skipped_bytes
+            before = skipped_bytes(session)
             runs.decode.append(gen / _seconds(lambda: _decode(session, gen)))
-            runs.skipped.append((session.skipped_bytes - before) / gen)
+            runs.skipped.append((skipped_bytes(session) - before) / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
             runs.rows.append(_rows(model, session, depth, tokens[depth], gen))
             runs.bandwidth.append(machine.read_bandwidth(model.threads))
@@ -194,6 +194,12 @@ def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> t
             f"{model.n_ctx}; lower {'it' if len(asked) == 1 else 'them'}"
         )
     return prompt, gen, needed
+
+
+def skipped_bytes(session: Session) -> int:
+    """Bytes of weights that the tokens computed here did not need, because all of them are multiplied by 0;
+    of models whose FFN is stored by lines (`bitnet export --sparse`)."""
+    return session._ask(lib.bn_session_skipped)
 
 
 def _decode(session: Session, n: int) -> None:

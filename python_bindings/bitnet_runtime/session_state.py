@@ -203,12 +203,6 @@ class SessionState(Closing, Unique):
         """Memory of the session in bytes, without the scratch memory that all sessions of a model share."""
         return self._ask(lib.bn_session_bytes)
 
-    @property
-    def skipped_bytes(self) -> int:
-        """Bytes of weights that the tokens computed here did not need, because all of them are multiplied by 0;
-        of models whose FFN is stored by lines (`bitnet export --sparse`)."""
-        return self._ask(lib.bn_session_skipped)
-
     # ---- life ----
 
     def close(self) -> None:
