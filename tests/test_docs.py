@@ -242,6 +242,18 @@ def test_the_page_of_python_names_all_options_errors_and_facts() -> None:
     assert len(named) >= 10 and [name for name in named if not hasattr(bitnet_runtime.Model, name)] == []
 
 
+def test_each_public_name_of_the_runtime_is_on_a_page() -> None:
+    """What is for the packages beside it is elsewhere: the tab key behind `model.` shows what the pages name."""
+    told = {*re.findall(r"[.`](\w+)", "".join(map(read, NAMES)))}
+    kinds = [kind for name in bitnet_runtime.__all__ if isinstance(kind := getattr(bitnet_runtime, name), type)]
+    kinds = [kind for kind in kinds if not issubclass(kind, Exception)]
+    assert bitnet_runtime.Model in kinds and bitnet_runtime.Stream in kinds
+    names = {(kind.__name__, name) for kind in kinds for name in (*dir(kind), *getattr(kind, "__annotations__", ()))}
+    public = {(kind, name) for kind, name in names if not name.startswith("_") and not hasattr(tuple, name)}
+    public |= {("bitnet_runtime", name) for name in bitnet_runtime.__all__}
+    assert sorted(f"{kind}.{name}" for kind, name in public if name not in told) == []
+
+
 def test_the_table_of_a_run_folder_is_whole(finished: Path) -> None:
     (table,) = re.findall(r"## What is in a run folder\n(.*?)\n## ", read("docs/train.md"), re.DOTALL)
     told = [name.replace("NNNNNN", "*") for row in table.splitlines() for name in inline_code(row.split(" | ")[0])]
