@@ -22,7 +22,8 @@ def extend(session: Session, prompt: Sequence[int], rows: NDArray[np.float32] | 
     """
     if session._model.mask == "prefix":
         session._keep(())
-        session.feed(prompt, prefix=True, rows=None if rows is None else rows.reshape(-1, rows.shape[-1]))
+        n, call = session._prefix(prompt, None if rows is None else rows.reshape(-1, rows.shape[-1]))
+        session._run(n, True, call, whole=True)  # without an array of logits, and so without numpy for a text
         return len(prompt)
     same = session._keep(prompt)
     if rows is None:

@@ -72,36 +72,24 @@ class SessionInput(SessionState):
         """
         if self._model.mask != "prefix":
             raise UnsupportedModelError(f"the mask of {self._model.path.name} is {self._model.mask}, expected prefix")
+        n, call = self._prefix(tokens, embeddings)
+        with self._lock:
+            if self.position:
+                raise StateError(f"a prefix begins a text, and this one has {self.position} tokens; reset() it before")
+            return self._append(n, logits, call, whole=True)
+
+    def feed(self, tokens: Ids, keep_logits: bool = True) -> None:
+        """`append` without returning an array: all that `sample` needs, and without numpy."""
+        array, call = self._array(tokens), lib.bn_session_append
+        self._run(len(array), keep_logits, lambda s, at, *rest: call(s, array + at, *rest))
+
+    def _prefix(self, tokens: Ids, embeddings: object) -> tuple[int, Callable[..., int]]:
+        """The length of a prefix, and what appends it as one whole."""
         array, view = self._array(tokens, vectors=True), ffi.NULL
         missing = list(array).count(NO_TOKEN)
         if missing or embeddings is not None:
             view = self._vectors(embeddings, missing)
-        call = lib.bn_session_append_prefix
-        with self._lock:
-            if self.position:
-                raise StateError(f"a prefix begins a text, and this one has {self.position} tokens; reset() it before")
-            return self._append(len(array), logits, lambda s, _, *rest: call(s, array, view, *rest), whole=True)
-
-    def feed(
-        self,
-        tokens: Ids,
-        keep_logits: bool = True,
-        *,
-        prefix: bool = False,
-        rows: NDArray[np.floating[Any]] | None = None,
-    ) -> None:
-        """`append` or `append_prefix` without returning an array: all that `sample` needs; numpy only for `rows`."""
-        array, call = self._array(tokens, vectors=rows is not None), lib.bn_session_append
-        if prefix:
-            view = ffi.NULL if rows is None else self._vectors(rows, list(array).count(NO_TOKEN))
-            self._run(
-                len(array),
-                keep_logits,
-                lambda s, _, *rest: lib.bn_session_append_prefix(s, array, view, *rest),
-                whole=True,
-            )
-        else:
-            self._run(len(array), keep_logits, lambda s, at, *rest: call(s, array + at, *rest))
+        return len(array), lambda s, _, *rest: lib.bn_session_append_prefix(s, array, view, *rest)
 
     def _append(self, n: int, logits: str, call: Callable[..., int], whole: bool = False) -> NDArray[np.float32] | None:
         """What the methods above have in common. call(session, first, n, bn_logits, out): one of the library."""
