@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, write_packed
+from bitnet_export import PackedFile
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from packed_files import (
     SEEING,
     SMALL,

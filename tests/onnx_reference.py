@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Key, PackedFile
+from bitnet_export import PackedFile
 from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import Key
 
 Array = NDArray[np.float64]
 NONE = records.NONE

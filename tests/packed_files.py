@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.packed import encodings, int8_rows, records
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 
 SMALL = ModelConfig(
     vocab_size=19, dim=24, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=20, max_context=32,

@@ -19,9 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
-from bitnet_export import Encoded, random_model, write_packed
+from bitnet_export import random_model
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime.session import Session
 from bitnet_runtime.steps import Entry, step_batch
 from bitnet_runtime.text import byte_level_alphabet

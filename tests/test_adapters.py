@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export import Encoded, PackedFile, random_adapter, random_model, repack, write_packed
+from bitnet_export import PackedFile, random_adapter, random_model, repack
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model, ModelFormatError, SessionFileError
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.machine import available_isas

@@ -20,11 +20,11 @@ from bitnet.data import tokenizer
 from bitnet.train import checkpoint
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_cli import main
-from bitnet_export import PackedFile, VerificationError, export_checkpoint, verify, write_packed
+from bitnet_export import PackedFile, VerificationError, export_checkpoint, verify
 from bitnet_export.checkpoint import pack
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.packed import records
-from bitnet_export.packed.writer import Encoded
+from bitnet_export.packed.writer import Encoded, write_packed
 from seeded_checkpoints import SMALL, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")

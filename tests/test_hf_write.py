@@ -338,7 +338,7 @@ def test_a_table_of_frequencies_that_is_not_rope_theta(tmp_path: Path) -> None:
     file = PackedFile.open(tmp_path / "random.bitnet")
 
     def source(spec: records.Spec) -> Any:
-        from bitnet_export import Encoded
+        from bitnet_export.packed.writer import Encoded
 
         record = file.tensors[spec.key]
         if ROLES[spec.key.role] == "rope_frequencies":
@@ -346,7 +346,7 @@ def test_a_table_of_frequencies_that_is_not_rope_theta(tmp_path: Path) -> None:
         scales = None if record.scope == encodings.SCALE_NONE else file.scales(record)
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
 
-    from bitnet_export import write_packed
+    from bitnet_export.packed.writer import write_packed
 
     write_packed(tmp_path / "m.bitnet", [BITNET], source)
     with pytest.raises(ValueError, match="rope_frequencies is not the table of rope_theta = 10000"):

@@ -17,8 +17,9 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import (
     ClosedError,
     ContextLengthError,

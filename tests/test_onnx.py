@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationError, repack, write_packed
+from bitnet_export import PackedFile, PackedFormatError, VerificationError, repack
 from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx import graph as graph_module
 from bitnet_export.foreign.onnx import write as write_module
@@ -25,6 +25,7 @@ from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
 from bitnet_export.packed.random_model import _draw
+from bitnet_export.packed.writer import Encoded, write_packed
 from onnx_reference import Reference, worst_of_rows
 from runtime_models import TEMPLATE, byte_tokenizer
 

@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.random_model import _draw
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from onnx_reference import Reference, worst_of_rows
 

@@ -14,7 +14,7 @@ import hf_vision
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
-from bitnet_export import PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.checkpoint.pictures import drawn_images, normalized, pixels_of
 from bitnet_export.convert.incoming import open_source, pack_source
@@ -22,6 +22,7 @@ from bitnet_export.foreign.onnx import OnnxReport, write_onnx
 from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed.encodings import TERNARY_2BIT
 from bitnet_export.packed.random_model import _draw
+from bitnet_export.packed.writer import write_packed
 from test_export_images import checkpoint_of
 from vision_models import CAUSAL, FAMILIES, PALIGEMMA, TOWERS, VISION, prompt
 

@@ -17,10 +17,11 @@ import pytest
 
 from bitnet.config import CHOICES, ModelConfig
 from bitnet.presets import PRESETS
-from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import expected_tensors
 from bitnet_export.packed.stacks import pack_stack, unpack_stack
+from bitnet_export.packed.writer import Encoded, write_packed
 from packed_files import SMALL, packed_bytes, swap, values_of, with_section, write_values
 
 EVERYTHING = SMALL.replace(

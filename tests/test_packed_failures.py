@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet_export import Encoded, PackedFile, write_packed
+from bitnet_export import PackedFile
 from bitnet_export.packed import encodings, writer
 from bitnet_export.packed.records import Spec
 from bitnet_export.packed.replacing import renaming
+from bitnet_export.packed.writer import Encoded, write_packed
 from packed_files import SMALL, swap, values_of, write_values
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import packed_files
 from bitnet.config import ModelConfig
 from bitnet_cli import main
-from bitnet_export import PackedFile, PackedFormatError, VerificationError, random_model, repack, write_packed
+from bitnet_export import PackedFile, PackedFormatError, VerificationError, random_model, repack
 from bitnet_export.packed import encodings, layout, records
-from bitnet_export.packed.writer import Encoded
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model, ModelFormatError, available_isas
 from packed_files import SMALL
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_export import random_model, write_packed
+from bitnet_export import random_model
 from bitnet_export.packed import int8_rows, records
 from bitnet_export.packed.layout import Codes
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.writer import Encoded
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from packed_files import as_stored
 

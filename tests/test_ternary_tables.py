@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export import PackedFile, random_model
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from packed_files import as_stored
 
