@@ -16,8 +16,8 @@ import pytest
 from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampler, Sampling, StateError
-from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.defaults import FIELDS, help_of
+from bitnet_runtime.embedding import embed_batch
 from bitnet_runtime.formats import KINDS
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 

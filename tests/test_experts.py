@@ -18,7 +18,7 @@ from bitnet_export import PackedFile, random_model
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.packed import records
 from bitnet_runtime import Model, NumericError, available_isas
-from bitnet_runtime.batch import embed_batch
+from bitnet_runtime.embedding import embed_batch
 from runtime_models import append_together
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import vision
 from bitnet_runtime.abilities import require_images
-from bitnet_runtime.batch import embed_batch
+from bitnet_runtime.embedding import embed_batch
 from bitnet_runtime.errors import ModelTooLargeError, naming, shown
 from bitnet_runtime.image_files import is_data
 from bitnet_runtime.ready import text_tokens
