@@ -108,7 +108,7 @@ def test_captions_are_learnt_as_the_engine_is_given_texts(made: Rows) -> None:
     assert isinstance(rows, Captions)
     with Model.load(file, threads=1) as model:
         for i, text in enumerate(CAPTIONS):
-            assert rows.text(i, 64).tolist() == text_tokens(model, text, 64)
+            assert rows.text(i, 64).tolist() == text_tokens(model, text)
 
 
 @pytest.mark.parametrize(("around", "generation"), [("$A", {"bos_token_id": "<start>"})])

@@ -109,10 +109,6 @@ class ModelFacts(ModelShape):
             raise ModelFormatError(f"{self.path}: {key} is {shown(value)}, expected token ids below {self.vocab_size}")
         return ids
 
-    def _detokenizer(self, prompt: Sequence[int]) -> Detokenizer | None:
-        """Text token by token, continuing `prompt`; None when the file has no tokenizer."""
-        return self._tokenizer.detokenizer(prompt) if self.has_tokenizer else None
-
     @once
     def _tokenizer(self) -> Tokenizer:
         definition = self._section(lib.BN_SECTION_TOKENIZER)
@@ -149,6 +145,11 @@ class ModelFacts(ModelShape):
         from bitnet_runtime.chat import ChatTemplate
 
         return ChatTemplate(source.decode("utf-8", "replace"))
+
+
+def detokenizer_of(model: ModelFacts, prompt: Sequence[int]) -> Detokenizer | None:
+    """Text token by token, continuing `prompt`; None when the file has no tokenizer."""
+    return model._tokenizer.detokenizer(prompt) if model.has_tokenizer else None
 
 
 def guide_of(model: ModelFacts, options: Sampling) -> Guide | None:

@@ -15,7 +15,7 @@ from bitnet_runtime.answer import Answer
 from bitnet_runtime.choosing import Choice, Chooser
 from bitnet_runtime.defaults import Sampling, truth
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.facts import ModelFacts, detokenizer_of
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.logprobs import Scored, alternatives, score
 from bitnet_runtime.prompt import extend
@@ -71,7 +71,7 @@ class Writer:
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         ends = ends_of(options, model.end_tokens, model.vocab_size)
         self._chooser = Chooser(model, options, ends, prompt, guide)
-        detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
+        detokenizer = detokenizer_of(model, [token for token in prompt if token != NO_TOKEN])
         self.owned = session is None  # the session ends with the answer
         self.session = session or Session._new(model, needed, adapter=adapter, draft=self._chooser.most > 0)
         self._model, self._prompt, self._pixels = model, prompt, pixels

@@ -189,7 +189,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         made = []  # all, before any work
         for i, (of_text, of_it) in enumerate(zip(prompts, each, strict=True)):
             with naming(f"prompt {i}"):
-                made.append(ready(self, of_text, of_it, self.n_ctx))
+                made.append(ready(self, of_text, of_it))
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "logprobs": logprobs}
 
         def stream(tokens: list[int], pixels: NDArray[np.float32] | None) -> Stream:
@@ -280,7 +280,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         filled = []
         for i, one in enumerate(texts):
             with naming(f"text[{i}], {shown(one)}" if len(texts) > 1 else ""):
-                filled.append(text_tokens(self, one, self.n_ctx))
+                filled.append(text_tokens(self, one))
         return embed(self, filled, pooling, adapter)
 
     def similarity(

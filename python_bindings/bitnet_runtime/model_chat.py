@@ -83,7 +83,7 @@ class ModelChat(ModelText):
         """`chat` as an iterator of pieces."""
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
         chosen = held_to_calls(self, asked, resolve(sampling, options, self.defaults))
-        prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages) or None
+        prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages)
         with counting_tools(self, messages, asked, prompt, variables=variables):
             reader = call_reader(self, asked)
             return self._continue(prompt, images, session, adapter, receipt, chosen, reader, logprobs)
@@ -106,7 +106,7 @@ class ModelChat(ModelText):
             found = f"of {session.adapter!r}" if session.adapter else "without one"
             raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
         adapter_number(self, adapter)
-        made = ready(self, prompt, images, session.n_ctx if session else self.n_ctx)
+        made = ready(self, prompt, images, session)
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
         return Stream(Writer(self, made.tokens, options, session, made.pixels, **more))
 

@@ -11,6 +11,7 @@ from bitnet_runtime.ids import NO_TOKEN, token_ids
 from bitnet_runtime.image_prompts import placed
 from bitnet_runtime.images import count
 from bitnet_runtime.model_text import ModelText
+from bitnet_runtime.session import Session
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,12 +31,15 @@ class Ready(NamedTuple):
     pixels: NDArray[np.float32] | None = None  # of the images
 
 
-def ready(model: ModelText, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
-    """What is to be continued, of which there is one token at least: what `Stream` takes.
+def ready(
+    model: ModelText, prompt: Prompt, images: Image | Sequence[Image] | None = None, session: Session | None = None
+) -> Ready:
+    """What is to be continued, of which there is one token at least: what `Writer` takes. session: it has to fit there.
 
     Raises all that is wrong with a prompt, before any work.
     """
     require_next_token(model)
+    n_ctx = session.n_ctx if session else model.n_ctx
     if images is None or (isinstance(images, (list, tuple)) and not images):
         return Ready(_prompt(model, prompt, n_ctx))
     seen, n = require_image_token(model), count(images)
@@ -82,9 +86,9 @@ def tokens_of(model: ModelText, text: Prompt, param: str, n_ctx: int) -> list[in
     return tokens
 
 
-def text_tokens(model: ModelText, text: Prompt, n_ctx: int) -> list[int]:
+def text_tokens(model: ModelText, text: Prompt) -> list[int]:
     """The tokens of a text to embed: a string is padded to the length the model was trained on."""
-    tokens = tokens_of(model, text, "text", n_ctx)
+    tokens = tokens_of(model, text, "text", model.n_ctx)
     padding = _padding(model)
     if padding is None or not isinstance(text, str):
         return tokens

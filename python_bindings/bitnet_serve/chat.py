@@ -122,7 +122,7 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools:
     """The prompt of a conversation, if it fits the context."""
     tokens = prompt_tokens(model, said, frame, tools)
     with counting_tools(model, said, tools, tokens, **frame.asked):
-        return ready(model, tokens, images_of(said) or None, model.n_ctx)
+        return ready(model, tokens, images_of(said))
 
 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.errors import naming, shown
+from bitnet_runtime.facts import detokenizer_of
 from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.model import Model
 from bitnet_runtime.ready import ready
@@ -86,7 +87,7 @@ def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
 def _tokens(model: Model, prompt: str | list[int], body: Mapping[str, Any], max_tokens: int | None) -> list[int]:
     """The prompt to continue; with a suffix, the gap between the two to fill."""
     if not (suffix := fields.take(body, "suffix", str, "")):
-        return ready(model, prompt, None, model.n_ctx).tokens
+        return ready(model, prompt).tokens
     if not isinstance(prompt, str) or body.get("echo"):
         raise refuse("suffix needs a prompt that is a text, and no echo", "suffix")
     return model.infill_prompt(prompt, suffix, max_tokens)
@@ -100,7 +101,7 @@ class _Place:
     """The position in an answer's text, token by token."""
 
     def __init__(self, model: Model, prompt: Sequence[int], start: int) -> None:
-        self._detokenizer, self._offset = model._detokenizer(prompt), start
+        self._detokenizer, self._offset = detokenizer_of(model, prompt), start
 
     def pass_by(self, token: int, name: str) -> int:
         """Where the text of this one begins: behind what it shows to be half a character, if its own is whole."""

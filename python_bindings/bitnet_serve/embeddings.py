@@ -160,7 +160,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
         if not isinstance(one, str) and not (isinstance(one, list) and all(type(token) is int for token in one)):
             raise refuse(f"input has {shown(one)}, expected a text or token ids", "input", "invalid_type")
         with naming(f"input {place}" if len(given) > 1 else ""):
-            texts.append(text_tokens(model, one, model.n_ctx))
+            texts.append(text_tokens(model, one))
         if not texts[-1]:
             raise refuse("input has a text without tokens; give at least one character", "input")
     return Asked(texts, pooling, form == "base64", dimensions)
