@@ -27,6 +27,7 @@ from bitnet.data.dataset import Tokens
 from bitnet.data.picture_files import Problems, Record
 from bitnet.process import flush, sha256, written
 from bitnet_runtime import images
+from bitnet_runtime.errors import ImageError
 
 # ---- two sides ----
 
@@ -214,5 +215,5 @@ def decoded(path: Path, processor: images.Processor, where: str) -> NDArray[np.u
     """An image as the engine sees it, in bytes, (C, S, S). Raises DataError if it is not an image, or damaged."""
     try:
         return processor.bytes(path)
-    except (images.ImageError, OSError) as error:
+    except (ImageError, OSError) as error:
         raise DataError(f"{where}: {error}") from None

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     Rows = Callable[[int, int], NDArray[Any]]  # from the first to before the second
     Size = tuple[int, int]  # width and height
 
-__all__ = ["MOST_PIXELS", "Image", "ImageError", "Processor", "is_one"]
-
 RESIZES = ("stretch", "crop")
 FILTERS = ("bicubic", "bilinear")
 BAND = 64  # rows that are converted at a time
