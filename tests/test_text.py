@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,23 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, normalizers
 
 from bitnet_runtime import InvalidParameterError, Model, Piece, TokenizerError
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.answer import Answer
+from bitnet_runtime.text import Detokenizer, Tokenizer
 from runtime_models import SPECIAL, byte_tokenizer, replace_decoder, scripted_model
+
+
+class Said(Detokenizer):
+    """Token i is the text i."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def push(self, token: int) -> str:
+        return self._texts[token]
+
+    def flush(self) -> str:
+        return ""
+
 
 PIECES = ["hello", " wor", "ld", "é", "東京", "🙂", " ", "\n"]
 BYTE_LEVEL = byte_tokenizer([piece.encode() for piece in PIECES if len(piece.encode()) > 1])
@@ -207,6 +223,44 @@ def test_stop_texts(tmp_path: Path, stop: Any, text: str, reason: str, made: int
     assert stream.result is not None
     assert (shown, stream.result.text) == (text, text)
     assert (stream.result.finish_reason, len(stream.result.tokens)) == (reason, made)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=3), st.lists(st.text("abc", max_size=4)))
+def test_what_may_become_a_stop_text_is_held_back(stops: list[str], texts: list[str]) -> None:
+    answer, whole, shown = Answer(Said(texts), tuple(stops)), "", ""
+    for token, text in enumerate(texts):
+        whole, shown = whole + text, shown + answer.push(token)
+        found = [(place, stop) for stop in stops if (place := whole.find(stop)) >= 0]
+        if found:
+            assert (shown, answer.stopped_by) == (whole[: min(found)[0]], min(found)[1])
+            return
+        begun = (whole[place:] for place in range(len(whole) + 1))
+        held = next(rest for rest in begun if any(stop.startswith(rest) for stop in stops))
+        assert (shown + held, answer.stopped_by) == (whole, "")
+    assert shown + answer.flush() == whole
+
+
+def test_a_long_stop_text_that_nearly_comes_takes_no_longer_than_the_answer() -> None:
+    """It took time with the square of what was held back: 512 KB were minutes, for all answers."""
+    compared = 0
+
+    class Counted(str):
+        def startswith(self, prefix: Any, *place: Any) -> bool:
+            nonlocal compared
+            compared += len(prefix)
+            return super().startswith(prefix, *place)
+
+        def __getitem__(self, key: Any) -> str:
+            nonlocal compared
+            found = super().__getitem__(key)
+            compared += len(found)
+            return found
+
+    texts = [" " * 100] * 20 + ["x"]
+    answer = Answer(Said(texts), (Counted(" " * 3000 + "y"),))
+    shown = "".join(answer.push(token) for token in range(len(texts)))
+    assert shown == "".join(texts)
+    assert 0 < compared < 10 * len(shown)
 
 
 def test_text_held_back_comes_at_the_end(tmp_path: Path) -> None:

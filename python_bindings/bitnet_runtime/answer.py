@@ -21,7 +21,7 @@ class Answer:
         """reader: extracts tool calls from the text."""
         self._detokenizer = detokenizer
         self.reader = reader
-        self._stop = stop
+        self._stop = [_Stop(text) for text in stop]
         self._held = ""
         self.stopped_by = ""  # the stop text that ended it
 
@@ -56,16 +56,40 @@ class Answer:
         return text
 
     def _until_stop(self, text: str) -> str:
-        text = self._held + text
-        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
+        new, text = text, self._held + text
+        found = [(place, stop.text) for stop in self._stop if (place := text.find(stop.text)) >= 0]
         if found:
             self._held, (place, self.stopped_by) = "", min(found)
             return text[:place]
-        hold = min(len(text), max(map(len, self._stop)) - 1)
-        while hold and not any(stop.startswith(text[-hold:]) for stop in self._stop):
-            hold -= 1
+        hold = max(stop.begun_by(new) for stop in self._stop)
         self._held = text[len(text) - hold :]
         return text[: len(text) - hold]
+
+
+class _Stop:
+    """A stop text, and how much of it an answer ends with, found in time in proportion to the answer (Knuth, Morris
+    and Pratt): both may be as long as a request, and of a kind that takes long to compare."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._begun = 0
+        self._ends = [0]  # of so much of it and one character more: as much of the end as it also begins with
+
+    def begun_by(self, more: str) -> int:
+        """How many characters of it the answer ends with, which has grown by `more` and does not hold it."""
+        for char in more:
+            self._begun = self._with(self._begun, char)
+        return self._begun
+
+    def _with(self, begun: int, char: str) -> int:
+        while begun and self.text[begun] != char:
+            begun = self._end(begun)
+        return begun + (self.text[begun] == char)
+
+    def _end(self, begun: int) -> int:
+        while len(self._ends) < begun:
+            self._ends.append(self._with(self._ends[-1], self.text[len(self._ends)]))
+        return self._ends[begun - 1]
 
 
 class Guesses(Protocol):
