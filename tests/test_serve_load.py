@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import select
 import socket
 import struct
@@ -199,6 +200,29 @@ def test_a_client_that_leaves_stops_the_work(slow: Serving, asked: dict[str, Any
         wait(lambda: idle(slow))  # seconds, of minutes
         assert scheduler.cancelled == before + 1
     assert sum("closed" not in repr(session) for session in all_sessions()) <= sessions.MOST
+
+
+@pytest.mark.parametrize("more", [b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /he"])
+def test_a_client_that_has_sent_more_and_leaves_stops_the_work(slow: Serving, more: bytes) -> None:
+    """To read no further than the next request was not to see it leave."""
+    before = slow.models["slow"].scheduler.cancelled
+    with connect(slow, as_http(COMPLETE, LONG)) as connection:
+        wait(lambda: slow.models["slow"].scheduler.load[0] == 1)
+        assert request(slow, "GET", "/health")[0] == 200  # by now the server waits for it to leave
+        connection.sendall(more)
+    wait(lambda: idle(slow))
+    assert slow.models["slow"].scheduler.cancelled == before + 1
+
+
+def test_requests_sent_ahead_are_answered_in_their_order(slow: Serving) -> None:
+    asked = as_http(COMPLETE, {"prompt": "x", "max_tokens": 1})
+    with connect(slow, as_http(COMPLETE, {"prompt": "x" * 2000, "max_tokens": 200})) as connection:
+        wait(lambda: slow.models["slow"].scheduler.load[0] == 1)
+        connection.sendall(asked + as_http(COMPLETE, {"prompt": " " * 100_000}) + asked)
+        got = b""
+        while got.count(b"HTTP/1.1 ") < 4:
+            got += connection.recv(10_000)
+    assert re.findall(rb"HTTP/1.1 (\d+)", got) == [b"200", b"200", b"400", b"200"]
 
 
 def test_overload_is_refused_at_once(slow: Serving) -> None:

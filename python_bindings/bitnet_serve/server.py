@@ -39,6 +39,7 @@ PROMPT = 1.0
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
 STALLED = 30.0  # seconds in which a client takes so many, or all that there is
 LEAVING = 4.0  # seconds to read the rest when the server ends
+EARLY = 64 << 10  # bytes of later requests that may come while a request is answered
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -61,6 +62,8 @@ class Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < EARLY:
+            self.flow.resume_reading()  # which the next request has stopped: else nobody sees the client leave
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
