@@ -169,9 +169,9 @@ class Api:
             async with self._turn(request, asked):
                 texts = await asyncio.to_thread(embeddings.understand, served, asked)
             work = embeddings.compute(served, texts, client_of(request))
-            found = await unless_gone(request.receive, work)
-            request.scope["state"]["tokens"] = found["usage"]["prompt_tokens"], 0
-            return JSONResponse(found)
+            tokens, found = await unless_gone(request.receive, work)
+            request.scope["state"]["tokens"] = tokens, 0
+            return Response(found, media_type="application/json")
         finally:
             leave()
 

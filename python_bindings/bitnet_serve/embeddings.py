@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import vision
@@ -182,10 +183,14 @@ def _images(given: object) -> list[str]:
     return found
 
 
-async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any]:
-    texts, pooling, as_base64, dimensions, pixels = asked
+async def compute(served: Served, asked: Asked, client: object) -> tuple[int, bytes]:
+    """Tokens of the texts, and the body of the answer."""
     mailbox = Mailbox()
-    task = Embedding(served, texts, pooling, mailbox) if pixels is None else Pictures(served, pixels, mailbox)
+    task: Vectors
+    if asked.pixels is None:
+        task = Embedding(served, asked.texts, asked.pooling, mailbox)
+    else:
+        task = Pictures(served, asked.pixels, mailbox)
     served.scheduler.submit([task], client)
     event: Event
     try:
@@ -197,14 +202,20 @@ async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any
         raise event.error
     if not task.done:
         raise ApiError(503, "cancelled: the server is shutting down", "shutting_down", retry_after=5)
-    tokens = sum(map(len, texts))
-    vectors = [
-        base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
-        for vector in (_first(vector, dimensions) for vector in task.vectors)
-    ]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    tokens = sum(map(len, asked.texts))
+    return tokens, await asyncio.to_thread(lambda: b"".join(_body(served.name, asked, task.vectors, tokens)))
+
+
+def _body(name: str, asked: Asked, vectors: Sequence[NDArray[np.float32]], tokens: int) -> Iterator[bytes]:
+    """A vector at a time: nothing else runs while Python writes one JSON, and all may be a hundred MB."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": served.name, "usage": usage}
+    yield json.dumps({"object": "list", "model": name, "usage": usage, "data": []})[:-2].encode()
+    for index, vector in enumerate(vectors):
+        first = _first(vector, asked.dimensions)
+        numbers = base64.b64encode(first.astype("<f4").tobytes()).decode() if asked.as_base64 else first.tolist()
+        one = {"object": "embedding", "index": index, "embedding": numbers}
+        yield b", " * (index > 0) + json.dumps(one, allow_nan=False).encode()
+    yield b"]}"
 
 
 def _first(vector: NDArray[np.float32], n: int) -> NDArray[np.float32]:
