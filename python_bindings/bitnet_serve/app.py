@@ -55,6 +55,7 @@ TEXT_FIELDS = {
     "/v1/messages": "messages",
     "/v1/fim/completions": "prompt",
     "/v1/messages/count_tokens": "messages",
+    "/tokenize": "messages",  # a prompt there is named by itself
     "/v1/embeddings": "input",
 }
 """The field of each path that holds the text, for errors about a context that is too small."""

@@ -40,7 +40,17 @@ def take(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     value = default if body.get(name) is None else body[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise refuse(f"{name} is {shown(value)}, expected {_WORDS[kind]}", name, "invalid_type")
+    if isinstance(value, str):
+        check_unicode(name, value)
     return value
+
+
+def check_unicode(name: str, value: str) -> None:
+    """Raises ApiError: it has a half of a character, as JSON may."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refuse(f"{name} is not valid Unicode: {error}", name) from None
 
 
 def whole(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:

@@ -52,7 +52,9 @@ def extra(body: Mapping[str, Any]) -> str:
             raise refuse(f'input_extra has {shown(each)}, expected {{"filename": "…", "text": "…"}}', "input_extra")
         name = each.get("filename")
         parts.append(f"{name}\n{each['text']}\n\n" if isinstance(name, str) else f"{each['text']}\n\n")
-    return "".join(parts)
+    whole = "".join(parts)
+    fields.check_unicode("input_extra", whole)
+    return whole
 
 
 @dataclass
