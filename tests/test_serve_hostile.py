@@ -252,6 +252,15 @@ def test_huge_bodies(serving: Serving) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
 
+def test_a_body_with_room_for_pictures_has_no_more_values(tmp_path: Path) -> None:
+    """16 MiB of empty lists took seconds in which nothing else ran."""
+    with served(small_model(tmp_path), max_body=4 << 20) as serving:
+        n = (4 << 20) - 100
+        for filled, status in ((b'"' + b"a" * n + b'"', 400), (b"[" + b"[]," * (n // 3) + b"[]]", 413)):
+            found, answer = post(serving, COMPLETE, b'{"prompt": "x", "unknown": ' + filled + b"}")
+            assert (found, "commas and brackets" in answer["error"]["message"]) == (status, status == 413)
+
+
 @pytest.mark.parametrize("head", [b"content-length: %d\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n%x\r\n"])
 @pytest.mark.parametrize(("more", "status"), [(0, b"400"), (1, b"413")])
 def test_the_largest_body_that_is_taken(serving: Serving, head: bytes, more: int, status: bytes) -> None:

@@ -16,6 +16,7 @@ from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.scheduler import PATIENCE, OverloadedError
 
 SECONDS = 30.0  # for a whole body
+MOST_VALUES = 1 << 20  # as many as fit into a body of texts: what has room for pictures takes Python seconds for lists
 MOST_DIGITS = 4000  # of a whole number; Python reads 4,300
 
 
@@ -67,6 +68,9 @@ async def read(request: Request, most: int, take: Callable[[int], None]) -> byte
 
 def parse(data: bytes) -> dict[str, Any]:
     """A JSON object; fields that are null count as missing. Raises ApiError."""
+    if len(data) > MOST_VALUES and (found := sum(map(data.count, (b",", b"[", b"{")))) > MOST_VALUES:
+        told = f"the body has {found:,} commas and brackets, expected at most {MOST_VALUES:,}"
+        raise ApiError(413, told, "body_too_large")
     try:
         value = json.loads(
             data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_float
