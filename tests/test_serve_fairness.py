@@ -127,6 +127,8 @@ STRICT_TOOL: Any = {"type": "function", "function": {"name": "f", "strict": True
         ({"tools": [{"type": "function", "name": "f"}]}, True),  # as /v1/responses has it
         ({"tools": [{"name": "f", "input_schema": {}, "strict": True}]}, True),
         ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}}, True),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 127 + [{"type": "function", "name": "f"}]}, True),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 128 + [{"type": "function", "name": "f"}]}, False),  # refused
         ({"functions": [{"name": "f"}], "function_call": {"name": "f"}}, True),
         ({"response_format": {"type": "json_object"}}, True),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, True),
@@ -197,6 +199,7 @@ def test_long_texts_take_turns() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}, {"type": "input_image"}]}]}, True),
         ({"input": [{"image": "data:"}]}, True),
         ({"input": {"image": "data:"}}, True),
+        ({"input": [{"type": "text"}] * 20_000 + [{"image": "data:"}]}, True),
         ({"messages": [{"role": "user", "content": "image"}, 5], "input": "image"}, False),
         ({"input": ["image", 7, [1, 2]], "messages": None}, False),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "image"}]}]}, False),

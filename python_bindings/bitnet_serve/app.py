@@ -62,7 +62,7 @@ TEXT_FIELDS = {
 BODIES = 32  # how many of the largest bodies may be on their way at a time
 AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread would start
 LONG = 128 << 10  # bytes: larger texts are tokenized one at a time, as 1 MiB may take a second and 300 MB
-MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures
+MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures; there may be some in more
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 Compute = Callable[[Served, Mapping[str, Any]], Any]
@@ -250,7 +250,8 @@ def client_of(request: Request) -> object:
 
 def has_pictures(asked: Mapping[str, Any]) -> bool:
     """Whether any part of a request may be a picture, in any of the APIs."""
-    return any(map(_may_be_picture, itertools.islice(_parts(asked), MOST_PARTS)))
+    parts = _parts(asked)
+    return any(map(_may_be_picture, itertools.islice(parts, MOST_PARTS))) or next(parts, None) is not None
 
 
 def _may_be_picture(part: object) -> bool:

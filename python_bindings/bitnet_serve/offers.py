@@ -7,7 +7,7 @@ from typing import Any
 
 from bitnet_runtime.errors import shown
 from bitnet_runtime.formats import KINDS
-from bitnet_runtime.tools import CHOICES, Tools
+from bitnet_runtime.tools import CHOICES, MOST, Tools
 from bitnet_serve import fields
 from bitnet_serve.errors import refuse
 
@@ -54,7 +54,8 @@ def may_be_held(body: Mapping[str, Any]) -> bool:
     formats = [each for each in (body.get("response_format"), *within) if _of(each, "type") != "text"]
     choice, tools = body.get("tool_choice", body.get("function_call", "auto")), body.get("tools", body.get("functions"))
     kind = _of(choice, "type") if isinstance(choice, dict) else choice
-    free = kind in ("auto", "none") and not any(map(_may_be_strict, tools if isinstance(tools, list) else ()))
+    few = tools[:MOST] if isinstance(tools, list) else ()  # more are refused, and the thread of all connections waits
+    free = kind in ("auto", "none") and not any(map(_may_be_strict, few))
     return not free or any(each is not None for each in (*formats, *map(body.get, KINDS)))
 
 
