@@ -301,6 +301,20 @@ def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(serving: Serving, 
         assert not connection.recv(100)
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+def test_what_is_no_body_is_answered_once(serving: Serving, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """Whether the request was to be refused or not: else its answer came behind this one, and as a traceback."""
+    head = f"POST {COMPLETE} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+    with connect(serving, head.encode() + b"no length\r\n") as connection:
+        found = b""
+        while some := connection.recv(10_000):
+            found += some
+    wait(lambda: not serving._server.server_state.tasks)
+    assert found.startswith(b"HTTP/1.1 400") and found.count(b"HTTP/1.1 4") == 1
+    assert b'"invalid_http"' in found
+    assert not caplog.records
+
+
 def test_a_target_may_name_the_server(serving: Serving) -> None:
     """As requests to a proxy do (RFC 9112, 3.2.2)."""
     for target in ("http://localhost/health", "http://localhost:80/health?x=1", "http://localhost"):

@@ -104,6 +104,9 @@ class Protocol(H11Protocol):
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=said), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()  # also where the answer came before the end of the request, which then was none
+        if self.cycle and not self.cycle.response_complete:  # what would be answered was a part of it
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _there(self) -> list[Protocol]:
         return [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
