@@ -225,6 +225,14 @@ def test_requests_sent_ahead_are_answered_in_their_order(slow: Serving) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", got) == [b"200", b"200", b"400", b"200"]
 
 
+def test_an_empty_line_behind_the_last_request_ends_no_answer(slow: Serving) -> None:
+    asked = as_http(COMPLETE, {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True})
+    with connect(slow, asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)) as connection:
+        until(connection, b"data: ")
+        connection.sendall(b"\r\n")
+        until(connection, b"[DONE]")
+
+
 def test_overload_is_refused_at_once(slow: Serving) -> None:
     running = [connect(slow, as_http(COMPLETE, LONG)) for _ in range(4)]
     scheduler = slow.models["slow"].scheduler

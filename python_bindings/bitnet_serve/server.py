@@ -61,6 +61,8 @@ class Protocol(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.MUST_CLOSE:  # nothing follows, it has said; old clients send an empty line
+            return
         super().data_received(data)
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < EARLY:
             self.flow.resume_reading()  # which the next request has stopped: else nobody sees the client leave
