@@ -342,11 +342,14 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
         assert request(serving, "GET", "/v1/models", headers=key)[0] == 200
         assert request(serving, "GET", "/v1/models", headers={"x-api-key": "andere"})[0] == 200
         for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
-            assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 403
+            status, _, answer = request(serving, "GET", "/v1/models", headers=key | {"host": host})
+            found = f"the Host header is {host!r}, expected" if host else "the Host header is missing, expected"
+            assert status == 403 and answer["error"]["message"].startswith(found)
         for host in ("localhost", "LOCALHOST:1", "[::1]:8080", "[::1]"):
             assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 200
         for evil in ("https://evil.example", "null"):
-            status, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": evil})
+            status, headers, answer = request(serving, "GET", "/v1/models", headers=key | {"origin": evil})
+            assert answer["error"]["message"].startswith(f"pages of {evil!r} may not ask")
             assert status == 403 and "access-control-allow-origin" not in headers
         _, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": origin})
         assert headers["access-control-allow-origin"] == origin and headers["vary"] == "origin"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bitnet_runtime.errors import shown
 from bitnet_serve.answers import send_all
 from bitnet_serve.errors import ApiError
 
@@ -63,9 +64,8 @@ class Guard:
     def _check_host(self, host: str) -> None:
         """Stops DNS rebinding: a page whose name was pointed to this machine sends its own name as Host."""
         if self._hosts and _name(host) not in self._hosts:
-            raise ApiError(
-                403, "the Host header names another host than this server's; --allow-host NAME adds one", "host"
-            )
+            found = f"the Host header is {shown(host, 80)}" if host else "the Host header is missing"
+            raise ApiError(403, f"{found}, expected a name of this server; --allow-host NAME adds one", "host")
 
     def _check_origin(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
         """CORS headers for a page of another site."""
@@ -75,7 +75,10 @@ class Guard:
             return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
         if _name(re.sub("^https?://", "", origin)) in self._own:
             return []
-        raise ApiError(403, "pages of other sites may not ask; --cors-origin ORIGIN allows one", "origin")
+        told = (
+            f"pages of {shown(origin, 80)} may not ask, expected this server's own; --cors-origin ORIGIN allows others"
+        )
+        raise ApiError(403, told, "origin")
 
     def _check_key(self, headers: dict[bytes, bytes]) -> bytes | None:
         """The key of the request; None: the server needs none."""
