@@ -26,6 +26,7 @@ import pytest
 
 import bitnet_cli
 import runtime_models
+from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
 from runtime_models import small_model
 from servers import as_http, connect, idle, request, served, until, wait
@@ -185,6 +186,10 @@ def test_an_empty_key_is_no_key(
     monkeypatch.setenv("BITNET_API_KEY", "")
     assert bitnet_cli.main(["serve", str(small_model(tmp_path))]) == 2
     assert "BITNET_API_KEY is empty, expected a key; unset it" in capsys.readouterr().err
+    monkeypatch.setenv("BITNET_API_KEY", "secret ")
+    monkeypatch.setattr(Serving, "run", lambda _: True)
+    assert bitnet_cli.main(["serve", "--port", "0", str(small_model(tmp_path))]) == 2
+    assert "an API key begins or ends with a space, and no header of a request can" in capsys.readouterr().err
 
 
 def test_an_open_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

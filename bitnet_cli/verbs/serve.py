@@ -176,6 +176,8 @@ def run(args: argparse.Namespace) -> int:
         return refuse(f"{KEY} is empty, expected a key; unset it if anyone may send requests")
     if not all(key.isascii() and key.isprintable() for key in keys):
         return refuse("an API key has characters other than printable ASCII; choose another")
+    if any(key != key.strip() for key in keys):
+        return refuse("an API key begins or ends with a space, and no header of a request can; leave the space out")
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
