@@ -20,9 +20,10 @@ from bitnet_serve import models, shelf
 from bitnet_serve.models import Served
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import LEASE, Memory
-from runtime_models import SMALL, byte_tokenizer, slow_model, small_model
+from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model, slow_model, small_model
 from servers import as_http, connect, post, request, served, until, wait
 
+TEMPLATES = [("works", TEMPLATE), ("wrong", "{{ raise_exception('no') }}")]
 NAMES = ["small-0-256", "small-1-256", "small-2-256"]
 
 
@@ -68,6 +69,17 @@ def test_parameters_are_all_of_them(tight: Serving) -> None:
     _, _, answer = request(tight, "GET", "/v1/models")
     table, norms = SMALL.vocab_size * SMALL.dim, 2 * (3 * SMALL.dim + SMALL.ffn_dim) + SMALL.dim
     assert answer["data"][0]["meta"]["n_params"] == SMALL.ternary_weights + table + norms
+
+
+def test_the_process_of_a_template_starts_with_its_model(tmp_path: Path) -> None:
+    """Not with the first conversation, which waited for it. One of which nobody hears anything takes no model down."""
+    paths = [scripted_model(tmp_path / f"{name}.bitnet", [b"Good"], template=template) for name, template in TEMPLATES]
+    with served(*paths) as serving:
+        for name, _ in TEMPLATES:
+            wait(lambda name=name: serving.models[name].model._template._worker._process is not None)  # type: ignore[misc]
+        told = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 1}
+        found = {name: post(serving, "/v1/chat/completions", {"model": name, **told})[0] for name, _ in TEMPLATES}
+    assert found == {"works": 200, "wrong": 400}
 
 
 def test_all_fit_where_nothing_is_said(paths: list[Path]) -> None:

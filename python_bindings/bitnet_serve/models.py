@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -81,6 +83,8 @@ class Served:
         except BaseException:
             model.close()
             raise
+        if model.has_template:
+            threading.Thread(target=_start_template, args=(model,), daemon=True).start()
 
     def _loaded(self) -> Model:
         """The model with those of its adapters that are of it: another one fails only those who ask for it."""
@@ -162,6 +166,12 @@ class Served:
             "n_params": info.parameters, "size": info.file_bytes, "isa": model.isa,
             "chat": model.has_template, "images": self.sees, "head": model.has_head,
         }  # fmt: skip
+
+
+def _start_template(model: Model) -> None:
+    """The process of its template, for which the first who asks would wait some tenths of a second."""
+    with contextlib.suppress(BitnetError):  # whoever asks is told
+        model.apply_template([{"role": "user", "content": ""}])
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
