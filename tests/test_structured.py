@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 from bitnet_export import random_model
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
-from bitnet_runtime import GrammarError, InvalidParameterError, MissingDependencyError, Model, TokenizerError
+from bitnet_runtime import GrammarError, InvalidParameterError, MissingDependencyError, Model, TokenizerError, guide
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.formats import response_format
 from bitnet_runtime.session import Session
@@ -37,6 +38,14 @@ PERSON: dict[str, Any] = {
 }
 LIST = 'start: item ("," item){0,3} "."\nitem: /[a-c]{1,3}/\n'
 END = 256 + len(PIECES)  # <|end|>
+
+
+class Emptied(OrderedDict[Any, Any]):
+    """What another thread empties at the moment in which this one wants to drop something."""
+
+    def popitem(self, last: bool = True) -> tuple[Any, Any]:
+        self.clear()
+        return super().popitem(last)
 
 
 def is_person(text: str) -> bool:
@@ -337,3 +346,12 @@ def test_a_sentencepiece_model_answers(tmp_path: Path) -> None:
     with Model.load(tmp_path / "m", threads=1) as model:
         assert is_person(model.generate("x", json_schema=PERSON, max_tokens=250, seed=2).text)
         assert re.fullmatch(" the( ab|é)", model.generate("x", regex=" the( ab|é)").text)
+
+
+def test_threads_drop_grammars_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are too long to be kept ended in a KeyError."""
+    monkeypatch.setattr(guide, "KEPT_BYTES", 3)
+    with Model.load(path, threads=1) as model:
+        vars(model._grammars)["_kept"] = Emptied()
+        for _ in range(2):
+            assert model.generate("x", regex="abcd").text == "abcd"

@@ -6,6 +6,7 @@ that takes it takes here as well, and the library limits the work for each token
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections import OrderedDict
@@ -54,7 +55,8 @@ class Grammars:
         matcher = self._kept.pop((kind, text), None) or self._compile(kind, text)
         self._kept[kind, text] = matcher  # the latest
         while len(self._kept) > KEPT or sum(len(text) for _, text in list(self._kept)) > KEPT_BYTES:
-            self._kept.popitem(last=False)
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._kept.popitem(last=False)
         return Guide(matcher.deep_copy(), self, kind)
 
     def _compile(self, kind: str, text: str) -> Any:
