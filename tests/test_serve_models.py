@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from bitnet_export import random_model
-from bitnet_runtime import InvalidParameterError, Model, TokenizerError
+from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, TokenizerError
 from bitnet_serve import models, shelf
 from bitnet_serve.models import Served
 from bitnet_serve.server import Serving
@@ -166,6 +167,28 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
         _, _, text = request(serving, "GET", "/metrics")
         assert f'bitnet_model_load_failures_total{{model="{NAMES[0]}"}} 1' in text
         assert serving.models[NAMES[1]].failures > 0
+
+
+def test_a_failure_to_load_is_told_although_its_client_has_left(
+    tight: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one line, and not as a task whose exception nobody has asked for."""
+    model, begun, left = tight.models[NAMES[2]], threading.Event(), threading.Event()
+
+    def fails() -> None:
+        begun.set()
+        left.wait(60)
+        raise ModelFormatError("it is damaged")
+
+    monkeypatch.setattr(model, "open", fails)
+    with connect(tight, as_http("/v1/completions", {"model": NAMES[2], "prompt": [1]})):
+        assert begun.wait(60)
+    request(tight, "GET", "/health")  # after which the server has seen the client leave
+    left.set()
+    wait(lambda: not model.scheduler.requests)
+    gc.collect()
+    assert [each.getMessage() for each in caplog.records] == [f"the model {NAMES[2]} cannot be loaded: it is damaged"]
+    assert model.failures == 1
 
 
 @pytest.mark.parametrize("way", ["renamed", "written"])

@@ -150,10 +150,11 @@ class Shelf:
 
 
 async def wholly(work: Callable[[], None]) -> None:
-    """Run it in a thread, and to its end, also where whoever waits for it has left."""
+    """Run it in a thread, and to its end, also where whoever waits for it has left. Raises its error then, too."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
+        running.result()
         raise
