@@ -114,6 +114,26 @@ def test_new_ones_of_an_address_leave_room_for_others(serving: Serving, monkeypa
             assert closed_after(connection) < 8, "the oldest left"
 
 
+def test_thousands_that_come_are_compared_to_those_that_stay(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not to all that came before them: for 3,000 the server had no time for others in 20 s."""
+    monkeypatch.setattr(server, "MOST_SLOW", 10)
+    monkeypatch.setattr(server, "MOST_NEW", 20)
+    monkeypatch.setattr(server, "PROMPT", 60)
+    looked = 0
+
+    def is_there(each: server.Protocol) -> bool:
+        nonlocal looked
+        looked += 1
+        return not each.transport.is_closing()
+
+    monkeypatch.setattr(server.Protocol, "is_there", property(is_there))
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connect(serving, b"GET"))
+        assert request(serving, "GET", "/health")[0] == 200
+    assert 0 < looked <= 201 * 21
+
+
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then its answer waits: only a few events are made."""
     monkeypatch.setattr(server, "STALLED", 1.0)

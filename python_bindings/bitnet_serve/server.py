@@ -54,7 +54,7 @@ class Protocol(H11Protocol):
         transport.set_write_buffer_limits(0)  # whatever the system does not take pauses writing
         self.since = self.loop.time()
         self._share()
-        if len(self._there()) > MOST_CONNECTIONS:
+        if len(self.connections) > MOST_CONNECTIONS and len(self._there()) > MOST_CONNECTIONS:
             transport.write(BUSY)
             transport.close()
         else:
@@ -115,12 +115,16 @@ class Protocol(H11Protocol):
 
     def _share(self) -> None:
         """Slow ones of an address only take places from each other: the oldest leave."""
+        if len(self.connections) <= MOST_SLOW:
+            return
         now = self.loop.time()
-        slow = [each for each in self._there() if each.host == self.host and each.is_slow]
+        mine = [each for each in self.connections if isinstance(each, Protocol) and each.host == self.host]
+        slow = [each for each in mine if each.is_there and each.is_slow]
         slow.sort(key=lambda each: each.since, reverse=True)
         for place, each in enumerate(slow):
             if place >= (MOST_SLOW if now - each.since > PROMPT else MOST_NEW):
                 each.transport.abort()
+                self.connections.discard(each)  # now, as thousands may come before it is lost: each is compared to all
 
     @property
     def host(self) -> str | None:
