@@ -277,3 +277,12 @@ def test_calls_of_tools_need_no_content(message: dict[str, Any]) -> None:
     calls = [{"function": {"name": "count", "arguments": {}}}]
     messages = [*HELLO, {"role": "assistant", "tool_calls": calls} | message]
     assert render("{{ messages[1].tool_calls[0].function.name }}", messages) == "count"
+
+
+def test_an_empty_list_of_calls_is_none() -> None:
+    """Clients send it, and templates such as Llama 3.1's ask for its presence alone."""
+    template = "{% for m in messages %}{{ 'calls' if 'tool_calls' in m else m.content }};{% endfor %}"
+    messages = [*HELLO, {"role": "assistant", "content": "hi", "tool_calls": []}]
+    assert render(template, messages) == "hello;hi;"
+    with pytest.raises(InvalidParameterError, match=r"^messages has .*'tool_calls': \[\]"):
+        render(template, [*HELLO, {"role": "assistant", "content": None, "tool_calls": []}])

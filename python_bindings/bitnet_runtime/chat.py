@@ -157,8 +157,11 @@ def _json(value: Any) -> bytes:
 
 
 def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without fields that are None, its reasoning under the names that templates know (as transformers 5)."""
-    given = {key: value for key, value in message.items() if value is not None}
+    """A message without fields that are None, its reasoning under the names that templates know (as transformers 5).
+
+    An empty list of calls goes too: some templates take its presence for a call.
+    """
+    given = {key: value for key, value in message.items() if value is not None and (value or key != "tool_calls")}
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((given[name] for name in names if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
