@@ -56,6 +56,13 @@ def test_tokens_with_tools_are_those_of_the_chat(serving: Serving, client: OpenA
     """As in vLLM: a client can find out whether its tools fit."""
     status, answer = post(serving, "/tokenize", {"model": "two", "messages": ASK, "tools": TOOLS})
     assert status == 200 and answer["count"] == prompt_tokens(client, "two", tools=TOOLS) > prompt_tokens(client, "two")
+    older: Any = [
+        *ASK,
+        {"role": "assistant", "content": None, "function_call": {"name": "clock", "arguments": "{}"}},
+        {"role": "function", "name": "clock", "content": "noon"},
+    ]
+    status, answer = post(serving, "/tokenize", {"model": "two", "messages": older})
+    assert status == 200 and answer["count"] == prompt_tokens(client, "two", messages=older)
     status, answer = post(serving, "/tokenize", {"model": "two", "prompt": "x", "tools": TOOLS})
     assert (status, answer["error"]["param"]) == (400, "tools")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitnet_runtime.model import Model
-from bitnet_serve import chat, fields, offers
+from bitnet_serve import chat, fields, offers, older
 from bitnet_serve.errors import refuse
 from bitnet_serve.models import Served
 
@@ -15,6 +15,7 @@ KNOWN = ("model", "prompt", "messages", "tools", "add_special_tokens", *chat.FRA
 
 def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
     fields.check_known(asked, KNOWN, samples=False)
+    asked, _ = older.newer(asked)
     if "messages" in asked:
         if "prompt" in asked:
             raise refuse("prompt is given beside messages, expected one of them", "prompt")
