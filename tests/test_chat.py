@@ -223,6 +223,19 @@ def test_odd_messages() -> None:
     assert render(TEMPLATE, [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]).count("hi") == 1
 
 
+def test_no_message_is_lost_with_its_role() -> None:
+    """Templates such as Qwen's write nothing for a role they do not know."""
+    known = "{% for m in messages if m.role in ('user', 'ipython') %}{{ m.role }}:{{ m.content | tojson }};{% endfor %}"
+    assert render(known, [*HELLO, {"role": "ipython", "content": 'a "b"\n'}]) == 'user:"hello";ipython:"a \\"b\\"\\n";'
+    for wrong in ("robot", "function"):
+        with pytest.raises(
+            InvalidParameterError, match=f"^messages has the role '{wrong}', and the chat template leaves"
+        ):
+            render(known, [*HELLO, {"role": "ipython", "content": "x"}, {"role": wrong, "content": "hello"}])
+    picky = "{{ raise_exception('no') if messages[0].content != 'x' }}{{ messages[0].content }}"
+    assert render(picky, [{"role": "robot", "content": "x"}]) == "x"
+
+
 def test_many_messages_are_not_a_bomb() -> None:
     text = render(
         TEMPLATE, [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}] * 1000

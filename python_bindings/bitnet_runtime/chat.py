@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_BYTES = 256 * 1024  # of a template, as in the format
 MAX_MESSAGES = 16 << 20  # bytes of messages, as JSON
 BYTES = 16  # of memory for each byte of a request: four times what a character may take, as text and as parts of it
 OWN = frozenset({"messages", "tools", "add_generation_prompt"})  # variables of a template that are given as such
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})  # what every template may be given
 MOST_TEXT = 1 << 19  # characters that a template may make, and 4 for each byte of the messages
 
 
@@ -71,6 +73,23 @@ class ChatTemplate:
         change: Callable[[str], str] = str,
     ) -> str:
         """The prompt as text. change: applied first to every text of a message, a tool or a variable."""
+        write = partial(
+            self._text, special_tokens=special_tokens, tools=tools, add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )  # fmt: skip
+        text = write(messages, change=change)
+        _check_roles(messages, write)
+        return text
+
+    def _text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        special_tokens: Mapping[str, str],
+        tools: Tools | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+        change: Callable[[str], str],
+    ) -> str:
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
@@ -116,6 +135,28 @@ class ChatTemplate:
             f"the chat template of the file {reply['error']}; the roles given were {roles:.200}"
             f"{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
             f"after at most one system message"
+        )
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> None:
+    """Raises InvalidParameterError: a message is lost, as the template does not know its role.
+
+    write: makes the prompt. Whether it has such a message shows with a number as its content.
+    """
+    rare = {str(10**9 + i): each["role"] for i, each in enumerate(messages) if each["role"] not in ROLES}
+    if not rare:
+        return
+    numbers = iter(rare)
+    told = [each if each["role"] in ROLES else {**each, "content": next(numbers)} for each in messages]
+    try:
+        text = write(told, change=str)
+    except TemplateError:  # it needs the true content
+        return
+    if lost := [role for number, role in rare.items() if number not in text]:
+        raise InvalidParameterError(
+            f"messages has the role {shown(lost[0])}, and the chat template leaves out what it says; "
+            "expected system, user, assistant or tool",
+            "messages",
         )
 
 
