@@ -123,7 +123,7 @@ class Model:
         if found is None and role in TERNARY_LINEARS:
             raise SourceError(
                 f"tensor {name} ({tensor.dtype}) is not ternary, expected values that are 0 or ± one scale per tensor, "
-                "per row or per 128 weights; only ternary models can be converted"
+                "per row or per 128 weights; convert a model of floats from its Hugging Face folder"
             )
         return tensor if found is None else found
 
