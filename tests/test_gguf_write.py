@@ -275,6 +275,28 @@ def test_int8_linear_layers_are_floats_or_refused(tmp_path: Path) -> None:
         assert np.allclose(found, file.values(record), rtol=rounding, atol=1e-7 * bool(rounding))
 
 
+@pytest.mark.parametrize(
+    ("change", "linears", "body", "types", "number"),
+    [
+        ({}, None, "TQ1_0", "TQ1_0", 36),
+        ({"ternary": []}, "f16", "TQ2_0", "F16", 1),
+        ({"ternary": []}, "f32", "F16", "F32", 0),
+        ({"ternary": []}, "int8", "F16", "F16", 1),
+        ({"ternary": ["up", "gate", "down"]}, "f16", "TQ2_0", "TQ2_0 and F16", 37),
+    ],
+)
+def test_the_report_and_the_file_name_the_types_of_the_layers(
+    tmp_path: Path, change: dict[str, Any], linears: str | None, body: str, types: str, number: int
+) -> None:
+    path = build(tmp_path, LLAMA.replace(**change), **({"linears": linears} if linears else {}))
+    written = write_gguf(path, tmp_path / "m.gguf", body=body, exact_scales=False)
+    assert written.what == f"GGUF, architecture llama, {types}, embedding and head Q8_0"
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert reader.fields["general.file_type"].contents() == number
+    found = {t.tensor_type.name for t in reader.tensors if t.name.startswith("blk.") and len(t.shape) == 2}
+    assert found == set(types.split(" and "))
+
+
 @pytest.mark.parametrize(("head", "bits"), [("F32", 32), ("F16", 16), ("Q8_0", 8.5), ("Q6_K", 6.5625)])
 def test_rounded_scales_and_bytes_of_a_token(tmp_path: Path, head: str, bits: float) -> None:
     path = build(tmp_path, LLAMA)

@@ -96,7 +96,8 @@ def write_gguf(
         writer.notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
     writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
-    what = f"GGUF, architecture {architecture}, {body}, embedding and head {head}"
+    linears = " and ".join(writer.linear_types())
+    what = f"GGUF, architecture {architecture}, {linears}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
 
 
@@ -132,9 +133,18 @@ class _Writer:
             "general.architecture": self.architecture,
             "general.quantized_by": GGUF_MARK.decode(),  # among the first bytes, where `kind_of` looks for it
             "general.quantization_version": 2,
-            "general.file_type": KINDS[self.body].file_type,
+            "general.file_type": KINDS[self.linear_types()[0]].file_type,
         }
         return general | {f"{self.architecture}.{key}": value for key, value in keys.items()}
+
+    def linear_types(self) -> list[str]:
+        """The types of the matrices of the layers, that of ternary ones first."""
+        linears = [r for r in self.file.tensors.values() if ROLES[r.key.role] in TERNARY_LINEARS and not r.key.part]
+        return sorted({self._linear_type(record) for record in linears}, key=lambda word: (word != self.body, word))
+
+    def _linear_type(self, record: Record) -> str:
+        """Floats keep their numbers."""
+        return record.encoding.name if record.scope == encodings.SCALE_NONE else self.body
 
     def problems(self) -> list[str]:
         """Why matrices do not fit their types, grouped by reason."""
@@ -195,8 +205,7 @@ class _Writer:
             elif record.encoding.ternary:
                 yield from self._ternary(name, record, order)
             else:
-                kind = KINDS[record.encoding.name if record.scope == encodings.SCALE_NONE else self.body]
-                yield self._floats(f"{name}.weight", record, kind, order)
+                yield self._floats(f"{name}.weight", record, KINDS[self._linear_type(record)], order)
         if self._rounded:
             self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
 
