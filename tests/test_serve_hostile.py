@@ -164,8 +164,19 @@ def test_an_address_with_and_without_v1(serving: Serving) -> None:
     for asked, meant in (("/chat/completions", CHAT), ("/v1/v1/messages", "/v1/messages"), ("/v1/metrics", "/metrics")):
         _, answer = post(serving, asked, {})
         assert answer["error"]["message"] == f"there is no POST {asked!r}; did you mean {meant}?"
-    assert post(serving, "/nothing", {})[1]["error"]["message"] == "there is no POST '/nothing'"
-    assert post(serving, "/v1/chat%3F/x", {})[1]["error"]["message"] == "there is no POST '/v1/chat?/x'"
+
+
+def test_a_path_that_is_not_there(serving: Serving) -> None:
+    near = {
+        "/completion": "/v1/completions", "/v1/chat/completion": CHAT, "/chat/completion": CHAT,
+        "/v1/embedding": "/v1/embeddings", "/metric": "/metrics",
+    }  # fmt: skip
+    for asked, meant in near.items():
+        told = post(serving, asked, {})[1]["error"]["message"]
+        assert told == f"there is no POST {asked!r}; did you mean {meant}?"
+    for path, shown in (("/api/chat", "/api/chat"), ("/v1/moderations",) * 2, ("/v1/chat%3F/x", "/v1/chat?/x")):
+        told = post(serving, path, {})[1]["error"]["message"]
+        assert told == f"there is no POST {shown!r}; /openapi.json lists what there is"
 
 
 def test_a_slash_at_the_end_is_no_redirect(serving: Serving) -> None:

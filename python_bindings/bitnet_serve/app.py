@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
@@ -273,13 +274,20 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", "shutting_down", retry_after=5)
 
 
+def _instead(path: str, routes: Iterable[BaseRoute]) -> str:
+    """A hint for who asked for a path that is not there, such as one of another server."""
+    paths = [each.path for each in routes if isinstance(each, Route) and each.path != "/" and "{" not in each.path]
+    other = [each for each in (f"/v1{path}", path.removeprefix("/v1")) if each in paths]
+    near = other or difflib.get_close_matches(path[:200], paths, 1, 0.75)
+    return f"; did you mean {near[0]}?" if near else "; /openapi.json lists what there is"
+
+
 async def failed(request: Request, error: Exception) -> Response:
     """Any error, in the form of the API."""
     path: str = request.scope["path"]
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
-        near = {f"/v1{path}", path.removeprefix("/v1")} & {getattr(route, "path", "") for route in request.app.routes}
-        more = f"; there is {headers['Allow']}" if headers else "".join(f"; did you mean {other}?" for other in near)
+        more = f"; there is {headers['Allow']}" if headers else _instead(path, request.app.routes)
         what = f"{request.method} {path[:200]!r}"
         error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
         error.headers |= headers
