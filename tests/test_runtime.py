@@ -259,6 +259,8 @@ def test_wrong_arguments_of_load(path: Path, model: Model) -> None:
     ):
         with pytest.raises(InvalidParameterError, match=f"^{name} is {value!r}, expected"):
             Model.load(path, **{name: value})
+    with pytest.raises(InvalidParameterError, match=f"from 1 to 256, the context of {path.name}$"):  # which of several
+        Model.load(path, n_ctx=257)
     with pytest.raises(InvalidParameterError, match="n_ctx is 300"):
         model.session(n_ctx=300)
     with pytest.raises(InvalidParameterError, match="pooling is not given, and the model names none"):

@@ -63,7 +63,7 @@ class ModelShape(Unique):
         self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
         self._isa: str = ffi.string(struct.isa).decode()
         most = self._info.max_context
-        self._n_ctx = most if n_ctx is None else whole("n_ctx", n_ctx, 1, most, ", the model's context")
+        self._n_ctx = most if n_ctx is None else whole("n_ctx", n_ctx, 1, most, f", the context of {path.name}")
         self._kv_bytes_per_token = int(struct.kv_bytes_per_token[KV_TYPES[kv_type]])
         self._kv_window_bytes_per_token = int(struct.kv_window_bytes_per_token[KV_TYPES[kv_type]])
 
