@@ -173,6 +173,12 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     assert of_folder(Folder(folder))[1] is None
     (folder / "chat_template.jinja").write_text("")
     assert of_folder(Folder(folder))[1] is None
+    (folder / "chat_template.jinja").write_text("d")
+    (folder / "additional_chat_templates").mkdir()  # where transformers 5 saves named ones
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    _, template, _, assumptions = of_folder(Folder(folder))
+    assert template == "d" and any("named default is used, not tool_use" in line for line in assumptions)
+    (folder / "chat_template.jinja").write_text("")
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 1000]}')
     _, _, generation, assumptions = of_folder(Folder(folder))
     assert generation["eos_token_ids"] == [2, eot]

@@ -200,6 +200,8 @@ def _said_otherwise(
 def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> str | None:
     content = folder.read("chat_template.jinja", MAX_TEMPLATE)
     if content is not None:
+        beside = folder.path.glob("additional_chat_templates/*.jinja")
+        _note_others([file.stem for file in beside], True, assumptions)
         try:
             return whole_template(content.decode(), assumptions)
         except UnicodeDecodeError as error:
@@ -209,15 +211,19 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
         template = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
     if isinstance(named := template, dict):
         template = named.get("default")
-        if others := ", ".join(sorted(name for name in named if name != "default")):
-            used = "the one named default is used, not" if template else "none is named default, none is used:"
-            assumptions.append(f"of several chat templates {used} {others}"[:200])
+        _note_others([name for name in named if name != "default"], bool(template), assumptions)
     if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
         raise SourceError(
             f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
             "or named ones"
         )
     return whole_template(template, assumptions)
+
+
+def _note_others(others: list[str], has_default: bool, assumptions: list[str]) -> None:
+    if others:
+        used = "the one named default is used, not" if has_default else "none is named default, none is used:"
+        assumptions.append(f"of several chat templates {used} {', '.join(sorted(others))}"[:200])
 
 
 def _generation(
