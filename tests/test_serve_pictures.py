@@ -68,3 +68,15 @@ def test_a_model_whose_pictures_are_no_vectors_says_so(tmp_path: Path) -> None:
     with served(packed(tmp_path / "asks.bitnet", ASKS)) as serving:
         status, answer = post(serving, "/v1/embeddings", {"input": {"image": urls(1)[0]}})
         assert (status, answer["error"]["code"]) == (400, "unsupported_by_model")
+
+
+def test_a_picture_for_a_model_without_a_template(tmp_path: Path) -> None:
+    """As published PaliGemmas are: /v1/completions takes no pictures."""
+    part = {"type": "image_url", "image_url": {"url": urls(1)[0]}}
+    with served(packed(tmp_path / "asks.bitnet", ASKS)) as serving:
+        for content, told, other in (("x", "/v1/completions", "--image"), ([part], "--image", "/v1/completions")):
+            asked = {"messages": [{"role": "user", "content": content}]}
+            status, answer = post(serving, "/v1/chat/completions", asked)
+            message = answer["error"]["message"]
+            assert (status, answer["error"]["code"]) == (400, "template_error")
+            assert told in message and other not in message and "bitnet finetune --chat" in message
