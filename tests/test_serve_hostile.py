@@ -192,6 +192,14 @@ def test_the_opposite_is_not_proposed(serving: Serving) -> None:
         assert answer["error"]["message"] == f"unknown parameter {name!r}{expected}"
 
 
+def test_where_few_parameters_are_known_all_are_named(serving: Serving) -> None:
+    told = {name: post(serving, "/detokenize", {name: [1]})[1]["error"]["message"] for name in ("content", "token")}
+    assert told["content"] == "unknown parameter 'content', expected model, tokens"
+    assert told["token"] == "unknown parameter 'token'; did you mean 'tokens'?"
+    _, answer = post(serving, "/tokenize", {"content": "x"})  # llama.cpp's name
+    assert answer["error"]["message"].startswith("unknown parameter 'content', expected model, prompt, messages")
+
+
 def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
     _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
     assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)

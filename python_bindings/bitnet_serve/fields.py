@@ -31,7 +31,8 @@ def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool =
     for name in body:
         if name not in known and name not in IGNORED:
             near = nearest(name, known)
-            hint = f"; did you mean {near!r}?" if near else ""
+            few = "" if samples else f", expected {', '.join(known)}"
+            hint = f"; did you mean {near!r}?" if near else few
             raise refuse(f"unknown parameter {name[:80]!r}{hint}", name[:80], "unknown_parameter")
 
 
