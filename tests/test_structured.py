@@ -248,6 +248,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
         ({"regex": "a\ud800"}, "not valid Unicode"),
         ({"grammar": "nonsense"}, "Expected"),
         ({"grammar": 'start: other'}, "other"),
+        ({"grammar": 'root ::= "a" | "b"'}, "looks like llama.cpp's GBNF; `python -m llguidance.gbnf_to_lark FILE`"),
         ({"regex": "a", "json_schema": {}}, "expected one of them"),
     ],
 )  # fmt: skip

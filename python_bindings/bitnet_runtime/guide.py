@@ -68,7 +68,10 @@ class Grammars:
         except (ValueError, WorkerError) as error:
             why = str(error)
         why = why.replace(OVERLAP, "the alternatives of a oneOf may overlap; write anyOf, the same where none do")
-        raise GrammarError(f"{kind} is refused: {why}; correct or simplify it", kind)
+        remedy = "correct or simplify it"
+        if kind == "grammar" and "::=" in text:
+            remedy = "it looks like llama.cpp's GBNF; `python -m llguidance.gbnf_to_lark FILE` writes it as Lark's"
+        raise GrammarError(f"{kind} is refused: {why}; {remedy}", kind)
 
 
 def _encode(tokenizer: Tokenizer, tokens: Sequence[bytes], text: str) -> list[int]:
