@@ -21,7 +21,7 @@ from shapes import SHAPES
 
 from bitnet_export import random_adapter, random_model
 from bitnet_runtime import Model
-from bitnet_runtime.steps import Entry, step_batch
+from bitnet_runtime.sessions.steps import Entry, step_batch
 
 PROMPT, STEPS, TEXTS = 128, 16, 8
 

@@ -33,7 +33,7 @@ from bitnet_export import random_model
 from bitnet_runtime import Model, Session
 from bitnet_runtime._native import lib
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.sessions.sampler import Sampler
 
 
 def prompts_of(model: Model, texts: Sequence[str], args: argparse.Namespace, n: int) -> list[list[int]]:

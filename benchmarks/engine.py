@@ -23,7 +23,7 @@ from shapes import SHAPES
 from bitnet_export import random_model, repack
 from bitnet_runtime import Model, available_isas, default_threads, machine
 from bitnet_runtime.bench import bench
-from bitnet_runtime.steps import Entry, step_batch
+from bitnet_runtime.sessions.steps import Entry, step_batch
 
 SLOW = 200e6  # ternary weights; above this the scalar tier is skipped, as it would take hours
 FIRST_TOKEN = "import sys, bitnet_runtime as b; b.Model.load(sys.argv[1]).generate([1, 2, 3], max_tokens=1)"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet_runtime import Session
-from bitnet_runtime.answer import Lookup
-from bitnet_runtime.choosing import AT_ONCE
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.answers.answer import Lookup
+from bitnet_runtime.answers.choosing import AT_ONCE
+from bitnet_runtime.sessions.sampler import Sampler
 
 Guess = Callable[[list[int], int], list[int]]
 """(the tokens so far, how many to guess at most) -> guesses."""

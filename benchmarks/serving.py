@@ -39,7 +39,7 @@ from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_runtime import Model
-from bitnet_runtime.text import byte_level_alphabet
+from bitnet_runtime.tokenizer.text import byte_level_alphabet
 
 PASSES = {"draft": 0}  # random weights repeat themselves more than any text: guesses would be right too often
 

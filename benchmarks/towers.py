@@ -30,7 +30,8 @@ from shapes import FAMILIES
 
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
-from bitnet_runtime import Model, default_threads, vision
+from bitnet_runtime import Model, default_threads
+from bitnet_runtime.images import vision
 
 OURS = {"bitnet-edge": "f16", "bitnet-edge, int8 keys": "int8"}  # ternary weights; type of the KV cache
 TORCH = {"transformers, fp32": "float32", "transformers, bf16": "bfloat16"}

@@ -30,8 +30,8 @@ from tqdm import tqdm
 from bitnet.evaluate.loss import log_probabilities
 from bitnet_runtime import Model, Session
 from bitnet_runtime.abilities import require_next_token
-from bitnet_runtime.prompt import extend
-from bitnet_runtime.together import generate_batch
+from bitnet_runtime.answers.together import generate_batch
+from bitnet_runtime.sessions.prompt import extend
 
 YAML = (".yaml", ".yml")
 MAX_LOGITS = 1 << 22  # most logits in memory at a time: 16 MB, and twice as much in fp64

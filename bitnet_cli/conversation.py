@@ -12,13 +12,13 @@ from typing import Any
 from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, somewhere, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
+from bitnet_runtime.answers.stream import Stream
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
-from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Message
-from bitnet_runtime.session import Session
-from bitnet_runtime.stream import Stream
+from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.terminal import escape, say, show
 
 HELP = '''/clear         begin a new conversation

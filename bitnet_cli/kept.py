@@ -14,7 +14,7 @@ from typing import Any
 
 from bitnet_cli.signals import ENDS, ignore, leave
 from bitnet_runtime.errors import SessionFileError
-from bitnet_runtime.image_files import is_data
+from bitnet_runtime.images.files import is_data
 from bitnet_runtime.model_text import Message
 
 

@@ -16,9 +16,9 @@ from bitnet_cli.signals import at_once
 from bitnet_cli.texts import read_text
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError, ModelTooLargeError, shown
-from bitnet_runtime.formats import KINDS
 from bitnet_runtime.model_sessions import shrink
 from bitnet_runtime.shape import KV_TYPES
+from bitnet_runtime.structured.formats import KINDS
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:

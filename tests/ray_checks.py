@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_runtime import Model
-from bitnet_runtime.text import byte_level_alphabet
+from bitnet_runtime.tokenizer.text import byte_level_alphabet
 
 EXAMPLES = Path(__file__).parents[1] / "python_bindings/examples"
 PROMPTS = [f"def number_{i}(" + "x" * (i % 7) for i in range(41)]  # an odd number: two replicas that share them differ

@@ -23,9 +23,9 @@ from bitnet_export import random_model
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
 from bitnet_export.packed.writer import Encoded, write_packed
-from bitnet_runtime.session import Session
-from bitnet_runtime.steps import Entry, step_batch
-from bitnet_runtime.text import byte_level_alphabet
+from bitnet_runtime.sessions.session import Session
+from bitnet_runtime.sessions.steps import Entry, step_batch
+from bitnet_runtime.tokenizer.text import byte_level_alphabet
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 TEMPLATE = (
@@ -46,8 +46,8 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         step_batch(entries)
         found.append(len(entries[0].chosen))
 
-    monkeypatch.setattr("bitnet_runtime.generation.step_batch", counted)
-    monkeypatch.setattr("bitnet_runtime.generation.MOMENT", 0)
+    monkeypatch.setattr("bitnet_runtime.answers.writer.step_batch", counted)
+    monkeypatch.setattr("bitnet_runtime.answers.writer.MOMENT", 0)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bitnet_runtime import Model
 from bitnet_serve.application import Options
-from bitnet_serve.models import Loader
+from bitnet_serve.models.registry import Loader
 from bitnet_serve.server import Serving
 
 

@@ -18,7 +18,7 @@ from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampler, Sampling, StateError
 from bitnet_runtime.defaults import FIELDS, help_of
 from bitnet_runtime.embedding import embed_batch
-from bitnet_runtime.formats import KINDS
+from bitnet_runtime.structured.formats import KINDS
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 
 PROMPT = [5, 6, 7]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model, Result, Stream
-from bitnet_runtime.session_state import all_sessions
-from bitnet_runtime.stream import finish
+from bitnet_runtime.answers.stream import finish
+from bitnet_runtime.sessions.state import all_sessions
 from runtime_models import TEMPLATE, scripted_model, slow_model, small_model
 
 

@@ -17,10 +17,10 @@ import pytest
 import runtime_models
 from bitnet_runtime import CancelledError, ClosedError, Model, Result, Session
 from bitnet_runtime._native import lib
+from bitnet_runtime.answers.together import IN_FLIGHT, generate_batch
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.session_state import all_sessions
-from bitnet_runtime.together import IN_FLIGHT, generate_batch
+from bitnet_runtime.sessions.state import all_sessions
 from runtime_models import small_model
 
 

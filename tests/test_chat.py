@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import BitnetError, InvalidParameterError, Model, TemplateError
-from bitnet_runtime.chat import ChatTemplate
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.tokenizer.text import Tokenizer
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 
 HF = byte_tokenizer()

@@ -12,8 +12,8 @@ import foreign_tokenizers as foreign
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
 from bitnet_runtime import TemplateError
-from bitnet_runtime.chat import ChatTemplate
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.tokenizer.text import Tokenizer
 
 # ruff: noqa: E501  a line of a template cannot be cut
 

@@ -15,7 +15,7 @@ from bitnet.data import conversations
 from bitnet.presets import PRESETS
 from bitnet_cli import main
 from bitnet_export import random_model
-from bitnet_runtime.generation import Writer
+from bitnet_runtime.answers.writer import Writer
 from command import Terminal, bitnet
 from runtime_models import TEMPLATE, scripted_model
 from talks import ANSWER, AROUND, piped, prompts, size, talking_models

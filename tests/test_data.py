@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 
 import bitnet_cli
 from bitnet.data import corpus, dataset, preferences, tokenizer
-from bitnet_runtime.text import Tokenizer as Engine
+from bitnet_runtime.tokenizer.text import Tokenizer as Engine
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}

@@ -16,7 +16,7 @@ from bitnet.quant import embedding_rows
 from bitnet_export.packed.random_model import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.sessions.sampler import Sampler
 from drawn_models import made
 from runtime_models import counted_steps
 

@@ -38,7 +38,7 @@ from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
 from bitnet_export.packed.records import NONE, ROLE, Key
 from bitnet_runtime import Model
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.tokenizer.text import Tokenizer
 
 torch.set_num_threads(1)
 

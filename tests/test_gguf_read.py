@@ -18,7 +18,7 @@ from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed.encodings import SCOPE_NAMES
 from bitnet_export.packed.records import NONE, ROLE, Key
 from bitnet_runtime import Model
-from bitnet_runtime.text import byte_level_alphabet
+from bitnet_runtime.tokenizer.text import byte_level_alphabet
 from gguf_models import (
     BF16,
     F16,

@@ -24,7 +24,7 @@ from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_export.foreign.vocabulary import Vocabulary, sentencepiece_bpe
 from bitnet_export.packed import records
 from bitnet_runtime import Model
-from bitnet_runtime import text as runtime
+from bitnet_runtime.tokenizer import text as runtime
 from gguf_written import BITNET, build
 from packed_files import with_generation
 from runtime_models import byte_tokenizer

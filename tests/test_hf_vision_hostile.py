@@ -22,7 +22,7 @@ import hf_vision
 from bitnet_export.convert.incoming import open_source
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
-from bitnet_runtime.images import Processor
+from bitnet_runtime.images.processor import Processor
 from hf_models import DIVIDE
 
 ODD = [None, True, -1, 0, 10**30, 1e30, "x", [], {}, [1], {"a": 1}]

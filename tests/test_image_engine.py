@@ -27,8 +27,8 @@ from bitnet_runtime import (
     NumericError,
     UnsupportedModelError,
     available_isas,
-    vision,
 )
+from bitnet_runtime.images import vision
 from drawn_models import made
 from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, prompt
 

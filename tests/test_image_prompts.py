@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from bitnet_runtime import InvalidParameterError
-from bitnet_runtime.chat import ChatTemplate
-from bitnet_runtime.image_prompts import images_of, placed, without_images
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.images.prompts import images_of, placed, without_images
+from bitnet_runtime.tokenizer.text import Tokenizer
 from runtime_models import TEMPLATE, byte_tokenizer
 
 IMAGE = 9

@@ -13,7 +13,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from bitnet_runtime import ImageError
-from bitnet_runtime.images import Processor
+from bitnet_runtime.images.processor import Processor
 from picture_data import RNG, encoded, noise, smooth
 
 S = 20

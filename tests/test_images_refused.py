@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bitnet_runtime import ImageError, MissingDependencyError, image_files
-from bitnet_runtime.images import Processor
+from bitnet_runtime import ImageError, MissingDependencyError
+from bitnet_runtime.images import files as image_files
+from bitnet_runtime.images.processor import Processor
 from picture_data import encoded, noise, smooth
 
 S = 20
@@ -176,7 +177,7 @@ def test_faults_of_what_was_decoded_name_the_file(tmp_path: Path) -> None:
 
 MEMORY = """
 import sys
-from bitnet_runtime.images import Processor
+from bitnet_runtime.images.processor import Processor
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small, large = sys.argv[1:]
@@ -305,7 +306,7 @@ import sys
 sys.modules["PIL"] = None
 import numpy as np
 from bitnet_runtime import MissingDependencyError
-from bitnet_runtime.images import Processor
+from bitnet_runtime.images.processor import Processor
 assert Processor(4).floats(np.zeros((4, 4, 4), np.uint8)).max() == 1
 for picture in (b"abc", "a.png", np.zeros((5, 4), np.uint8)):
     try:

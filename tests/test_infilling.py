@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from bitnet.data import tokenizer
 from bitnet.data.infilling import LEAST, Infilling
 from bitnet_runtime import Model, UnsupportedModelError
-from bitnet_runtime.infilling import NAMES, Gap, around
+from bitnet_runtime.tokenizer.infilling import NAMES, Gap, around
 from runtime_models import byte_tokenizer, scripted_model, small_model
 from training import TINY, bitnet, bits, killed_before, losses
 

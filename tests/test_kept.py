@@ -16,7 +16,8 @@ import pytest
 
 from bitnet_cli import main
 from bitnet_cli.kept import ENDS, Kept, add, alone, at_the_end
-from bitnet_runtime import Model, saved
+from bitnet_runtime import Model
+from bitnet_runtime.sessions import saved
 from command import Terminal
 from talks import ANSWER, piped, prompts, size, talking_models
 

@@ -245,7 +245,7 @@ def test_ctrl_c_loses_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.Mon
         with model.session(n_ctx=8) as session:
             session.append([1, 2])
             session.save(tmp_path / "saved")
-            for module in ("model", "session", "saved"):
+            for module in ("model", "sessions.session", "sessions.saved"):
                 monkeypatch.setattr(f"bitnet_runtime.{module}.lib", Interrupting(f"bn_{what}"))
             call: Callable[[], object] = {
                 "model_open": lambda: Model.load(own, threads=1),

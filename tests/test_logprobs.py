@@ -12,7 +12,7 @@ import pytest
 
 from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, Piece, Result, Scored
-from bitnet_runtime.logprobs import score
+from bitnet_runtime.answers.logprobs import score
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
 
 PROMPT = [5, 6, 7]

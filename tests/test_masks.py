@@ -25,7 +25,7 @@ from bitnet_runtime import (
     UnsupportedModelError,
     available_isas,
 )
-from bitnet_runtime.answer import Lookup
+from bitnet_runtime.answers.answer import Lookup
 from bitnet_runtime.embedding import MOST_TOKENS
 from drawn_models import made
 

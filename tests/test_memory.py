@@ -101,7 +101,8 @@ def test_file_beyond_a_limit(tmp_path: Path) -> None:
 TOWER = """
 import sys
 import numpy as np
-from bitnet_runtime import Model, vision
+from bitnet_runtime import Model
+from bitnet_runtime.images import vision
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 pixels = np.full((2, 3, 224, 224), 0.5, np.float32)

@@ -29,8 +29,8 @@ from bitnet_runtime import (
     ModelFormatError,
     TemplateError,
     UnsupportedModelError,
-    vision,
 )
+from bitnet_runtime.images import vision
 from runtime_models import TEMPLATE, byte_tokenizer, small_model
 from test_image_prompts import PARTS
 from vision_models import CAUSAL, PALIGEMMA, TOWERS, VISION

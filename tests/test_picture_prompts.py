@@ -19,7 +19,7 @@ from bitnet.evaluate import packed_pictures
 from bitnet.settings import Settings
 from bitnet.train import sights
 from bitnet_runtime import Model
-from bitnet_runtime.ready import text_tokens
+from bitnet_runtime.answers.ready import text_tokens
 from picture_data import halves
 from runtime_models import byte_tokenizer
 from test_model_images import packed

@@ -22,7 +22,7 @@ from bitnet.train import preferences as learning
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
-from bitnet_runtime.tools import Tools
+from bitnet_runtime.chat.tools import Tools
 from training import bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)

@@ -208,8 +208,8 @@ def test_what_is_no_receipt(model: Model, change: Any, message: str | None) -> N
 def test_images_have_no_receipts(model: Model) -> None:
     import numpy as np
 
+    from bitnet_runtime.answers.writer import Writer
     from bitnet_runtime.defaults import Sampling
-    from bitnet_runtime.generation import Writer
 
     with pytest.raises(InvalidParameterError, match="tokens alone"):
         Writer(model, [1], Sampling(), pixels=np.zeros(1, np.float32), receipt=True)

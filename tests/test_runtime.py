@@ -23,9 +23,9 @@ from bitnet_runtime import (
     TokenizerError,
     available_isas,
 )
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.sessions.sampler import Sampler
+from bitnet_runtime.sessions.steps import Entry, step_batch
 from bitnet_runtime.shape import KV_TYPES
-from bitnet_runtime.steps import Entry, step_batch
 from runtime_models import SMALL, byte_tokenizer, small_model
 
 

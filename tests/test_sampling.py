@@ -16,7 +16,7 @@ from bitnet_cli import model_options
 from bitnet_cli.verbs import generate
 from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, NumericError, Sampling, StateError
 from bitnet_runtime.defaults import ALIASES, DEFAULTS, FIELDS, model_defaults, resolve
-from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.sessions.sampler import Sampler
 from runtime_models import scripted_model, small_model
 
 DOCUMENTED = {

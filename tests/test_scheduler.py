@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from bitnet_serve.scheduler import Scheduler
-from bitnet_serve.task import Task
+from bitnet_serve.models.scheduler import Scheduler
+from bitnet_serve.models.task import Task
 from servers import wait
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime.dialects import dialect
+from bitnet_runtime.chat.dialects import dialect
+from bitnet_runtime.chat.tools import Tools
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.formats import Schema, format_text
-from bitnet_runtime.tools import Tools
+from bitnet_runtime.structured.formats import Schema, format_text
 
-compiling = pytest.importorskip("bitnet_runtime.compiling")
+compiling = pytest.importorskip("bitnet_runtime.structured.compiling")
 
 BYTES = compiling.Compiler([bytes([i]) for i in range(256)], [], [], lambda text: list(text.encode()))
 NUMBERS = [f"{sign}{whole}{rest}" for sign in ("", "-") for whole in ("0", "15", "16", "17")

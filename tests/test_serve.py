@@ -17,11 +17,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from bitnet_runtime import Model, logprobs
+from bitnet_runtime import Model
+from bitnet_runtime.answers import logprobs
+from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.generation import Writer
-from bitnet_runtime.steps import Entry, step_batch
-from bitnet_serve import completions
+from bitnet_runtime.sessions.steps import Entry, step_batch
+from bitnet_serve.endpoints import completions
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served
@@ -143,7 +144,7 @@ def test_guesses_are_as_many_as_asked_for(
         told.append(options.draft)
         return Writer(model, prompt, options, *more, **given)
 
-    monkeypatch.setattr("bitnet_serve.generation.Writer", recorded)
+    monkeypatch.setattr("bitnet_serve.models.generation.Writer", recorded)
     expected = model.generate(asked["prompt"], max_tokens=20, temperature=0).text
     status, answer = post(serving, "/v1/completions", asked | {"model": "small-0-256", "draft": draft})
     assert (status, answer["choices"][0]["text"], told) == (200, expected, [draft])
@@ -162,7 +163,7 @@ def test_guesses_leave_the_others_their_time(
         guesses.append((len(entries), max(entry.struct.n_draft for entry in entries)))
         step_batch(entries)
 
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", noted)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", noted)
     asked = {"prompt": [1], "n": n, "max_tokens": 90, "draft": 64, "logit_bias": {"7": 100}}  # a text of sevens
     status, answer = post(serving, "/v1/completions", asked)
     assert status == 200 and len(answer["choices"]) == n
@@ -216,10 +217,8 @@ def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) ->
 def test_several_answers_score_their_prompt_once(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the scores are those of each answer alone, also in a stream."""
     fed = []
-    for where in ("bitnet_serve", "bitnet_runtime"):  # of prompts, and of answers
-        monkeypatch.setattr(
-            f"{where}.generation.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more)
-        )
+    for where in ("bitnet_serve.models.generation", "bitnet_runtime.answers.writer"):  # of prompts, and of answers
+        monkeypatch.setattr(f"{where}.score", lambda rows, *more: fed.append(len(rows)) or logprobs.score(rows, *more))
     prompts = [[random.Random(seed).randrange(256) for _ in range(50)] for seed in range(2)]
     asked = {"model": "small-0-256", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 3, "n": 3}
     _, answer = post(serving, "/v1/completions", asked)

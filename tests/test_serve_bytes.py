@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict
 
 from bitnet.config import ModelConfig
 from bitnet_runtime import Model
-from bitnet_runtime.logprobs import score
-from bitnet_serve import answers
+from bitnet_runtime.answers.logprobs import score
+from bitnet_serve.endpoints import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served, wait

@@ -17,10 +17,10 @@ import pytest
 
 from bitnet_export import random_adapter
 from bitnet_runtime import InvalidParameterError, Model, ModelTooLargeError, Session
-from bitnet_serve import sessions
+from bitnet_serve.models import sessions
+from bitnet_serve.models.sessions import Memory, Sessions
+from bitnet_serve.models.stored import Folder, Shelved
 from bitnet_serve.server import Serving
-from bitnet_serve.sessions import Memory, Sessions
-from bitnet_serve.stored import Folder, Shelved
 from runtime_models import small_model
 from servers import post, served, wait
 

@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from bitnet_serve.app import Api, has_pictures
-from bitnet_serve.scheduler import OverloadedError, Scheduler
-from bitnet_serve.shelf import Shelf
+from bitnet_serve.models.scheduler import OverloadedError, Scheduler
+from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.turns import Turns
 
 

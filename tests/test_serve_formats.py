@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from bitnet_runtime import Model
-from bitnet_runtime.guide import Grammars
+from bitnet_runtime.structured.guide import Grammars
 from bitnet_serve.server import Serving
 from runtime_models import SMALL, TEMPLATE
 from servers import post, served, wait

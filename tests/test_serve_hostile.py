@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
-from bitnet_serve import application, chat, completions, embeddings, fields, messages, responses
+from bitnet_serve import application
 from bitnet_serve.application import Options
+from bitnet_serve.endpoints import chat, completions, embeddings, fields, messages, responses
 from bitnet_serve.guard import Guard
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model

@@ -18,11 +18,12 @@ import pytest
 
 import runtime_models
 from bitnet_runtime import NumericError
-from bitnet_runtime.generation import Writer
-from bitnet_runtime.session_state import all_sessions
-from bitnet_serve import body, server, sessions
+from bitnet_runtime.answers.writer import Writer
+from bitnet_runtime.sessions.state import all_sessions
+from bitnet_serve import body, server
+from bitnet_serve.models import sessions
+from bitnet_serve.models.sessions import Memory, Sessions
 from bitnet_serve.server import Serving
-from bitnet_serve.sessions import Memory, Sessions
 from runtime_models import small_model
 from servers import as_http, connect, idle, port, post, request, served, until, wait
 

@@ -17,10 +17,11 @@ import pytest
 
 from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, TokenizerError
-from bitnet_serve import models, shelf
-from bitnet_serve.models import Served
+from bitnet_serve.models import registry as models
+from bitnet_serve.models import shelf
+from bitnet_serve.models.registry import Served
+from bitnet_serve.models.sessions import LEASE, Memory
 from bitnet_serve.server import Serving
-from bitnet_serve.sessions import LEASE, Memory
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model, slow_model, small_model
 from servers import as_http, connect, post, request, served, until, wait
 

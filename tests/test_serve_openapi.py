@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from bitnet.data.tokenizer import FIM
 from bitnet_serve.app import GENERATING, Api
+from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.openapi import GET
 from bitnet_serve.server import Serving
-from bitnet_serve.shelf import Shelf
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from servers import post, request, served
 

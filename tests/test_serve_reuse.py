@@ -15,10 +15,10 @@ import pytest
 
 from bitnet_cli.verbs import serve
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_runtime.session_state import all_sessions
-from bitnet_serve import sessions
+from bitnet_runtime.sessions.state import all_sessions
+from bitnet_serve.models import sessions
+from bitnet_serve.models.sessions import Kept, Memory, Sessions
 from bitnet_serve.server import Serving
-from bitnet_serve.sessions import Kept, Memory, Sessions
 from runtime_models import SMALL, small_model
 from servers import post, served
 

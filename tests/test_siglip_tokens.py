@@ -13,7 +13,7 @@ from transformers import SiglipTokenizer
 import foreign_tokenizers as foreign
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
-from bitnet_runtime.text import Tokenizer as Runtime
+from bitnet_runtime.tokenizer.text import Tokenizer as Runtime
 
 TEXTS = [
     "A Cat ON a MAT.", "ÄÖ İstanbul", "  two  spaces ", "a photo of 2 dogs, one (small) & one big!", "-", "", " ", ".",

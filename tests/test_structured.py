@@ -16,11 +16,12 @@ from tokenizers import Tokenizer, decoders, models
 from bitnet_export import random_model
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
-from bitnet_runtime import GrammarError, InvalidParameterError, MissingDependencyError, Model, TokenizerError, guide
+from bitnet_runtime import GrammarError, InvalidParameterError, MissingDependencyError, Model, TokenizerError
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.formats import response_format
-from bitnet_runtime.session import Session
-from bitnet_runtime.text import Tokenizer as Ours
+from bitnet_runtime.sessions.session import Session
+from bitnet_runtime.structured import guide
+from bitnet_runtime.structured.formats import response_format
+from bitnet_runtime.tokenizer.text import Tokenizer as Ours
 from command import bitnet
 from foreign_tokenizers import byte_level, save, sentencepiece_model
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, replace_decoder, scripted_model
@@ -301,7 +302,7 @@ def test_costly_expressions_cost_little(model: Model, regex: str) -> None:
 
 def test_without_the_library(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    monkeypatch.delitem(sys.modules, "bitnet_runtime.compiling", raising=False)
+    monkeypatch.delitem(sys.modules, "bitnet_runtime.structured.compiling", raising=False)
     with Model.load(path, threads=1) as model:
         with pytest.raises(MissingDependencyError, match=r"-m pip install 'llguidance>=1\.9'"):
             model.generate("x", regex="ab")

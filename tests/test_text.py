@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, normalizers
 
 from bitnet_runtime import InvalidParameterError, Model, Piece, TokenizerError
-from bitnet_runtime.answer import Answer
-from bitnet_runtime.text import Detokenizer, Tokenizer
+from bitnet_runtime.answers.answer import Answer
+from bitnet_runtime.tokenizer.text import Detokenizer, Tokenizer
 from runtime_models import SPECIAL, byte_tokenizer, replace_decoder, scripted_model
 
 

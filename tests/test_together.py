@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import CacheFullError, ClosedError, ContextLengthError, InvalidParameterError, Model, NumericError
-from bitnet_runtime.answer import Lookup
+from bitnet_runtime.answers.answer import Lookup
+from bitnet_runtime.answers.together import Passes
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.sampler import Sampler
-from bitnet_runtime.steps import Entry, step_batch
-from bitnet_runtime.together import Passes
+from bitnet_runtime.sessions.sampler import Sampler
+from bitnet_runtime.sessions.steps import Entry, step_batch
 from runtime_models import counted_steps, scripted_model, small_model
 
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -166,7 +166,7 @@ def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypa
         if passes == 5:
             entries[0].error, entries[1].error = NumericError("first"), NumericError("second")
 
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", failing)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", failing)
     with model.batch() as batch:
         for prompt in ([1, 2], [2, 3], [3, 4]):
             staying = batch.add(prompt, max_tokens=30, **DRAWN)
@@ -194,7 +194,7 @@ def test_ctrl_c_ends_what_is_computed(model: Model, monkeypatch: pytest.MonkeyPa
                 entry.chosen = []
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", interrupted)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", interrupted)
     session = model.session() if own else None
     with model.batch(most=2) as batch:
         first, second = batch.add(prompts[0], session=session, **options), batch.add(prompts[1], **options)
@@ -218,7 +218,7 @@ def test_an_error_says_of_which_prompt_it_is(model: Model, monkeypatch: pytest.M
         step_batch(entries)
         entries[2].error = NumericError("not numbers")
 
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", failing)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", failing)
     with pytest.raises(NumericError, match=r"^prompt 2: not numbers$"):
         model.generate([[1, 2], [2, 3], [3, 4]], max_tokens=5)
 
@@ -231,7 +231,7 @@ def test_a_pass_that_cannot_begin_ends_its_texts_alone(model: Model, monkeypatch
         for _ in range(3):
             staying = batch.add([3, 4], max_tokens=5, **GREEDY)
         with monkeypatch.context() as patched:
-            patched.setattr("bitnet_runtime.together.step_batch", failing)
+            patched.setattr("bitnet_runtime.answers.together.step_batch", failing)
             for _ in range(2):
                 with pytest.raises(MemoryError):
                     next(batch)
@@ -363,7 +363,7 @@ def test_a_batch_that_is_closed_in_a_pass_ends(model: Model, monkeypatch: pytest
         batch.close()
 
     next(batch)
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", closed)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", closed)
     assert len(list(batch)) < 4  # what was there already
     assert len(batch) == 0
     assert all(text.result and text.result.finish_reason == "cancelled" for text in texts)
@@ -381,7 +381,7 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
         for entry in entries:  # ten tokens of a prompt take as long as an answer's
             entry.seconds = 1 + sum(len(entry.tokens) for entry in entries if len(entry.tokens) > 1) / 10
 
-    monkeypatch.setattr("bitnet_runtime.together.step_batch", counted)
+    monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", counted)
     with model.batch() as batch:
         batch.add([1], max_tokens=60, draft=0, **GREEDY)
         for _ in range(5):

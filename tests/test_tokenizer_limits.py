@@ -20,8 +20,8 @@ from bitnet_export.foreign.gguf.tokenizer import PRE
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
 from bitnet_runtime import ContextLengthError, Model, TokenizerError
-from bitnet_runtime.costs import LINEAR, costly
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.tokenizer.costs import LINEAR, costly
+from bitnet_runtime.tokenizer.text import Tokenizer
 from runtime_models import byte_tokenizer, small_model
 
 Json = dict[str, Any]

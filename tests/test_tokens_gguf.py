@@ -17,7 +17,7 @@ from bitnet_export.foreign.gguf.tokenizer import tokenizer_of as of_gguf
 from bitnet_export.foreign.gguf.tokens import vocabulary
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.source import SourceError
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.tokenizer.text import Tokenizer
 from token_samples import LLAMA2, of_folder, runtime, same, texts
 
 GGUF: dict[str, dict[str, Any]] = {}

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_runtime.signatures import described
-from bitnet_runtime.tools import Tools
+from bitnet_runtime.chat.signatures import described
+from bitnet_runtime.chat.tools import Tools
 from tool_models import ASK, calling_model
 
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, InvalidParameterError, Model, ToolCallError
-from bitnet_runtime.calls import MOST_HELD, CallReader
-from bitnet_runtime.chat import ChatTemplate
-from bitnet_runtime.dialects import dialect
+from bitnet_runtime.chat.calls import MOST_HELD, CallReader
+from bitnet_runtime.chat.dialects import dialect
+from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.chat.tools import ToolCall, Tools
 from bitnet_runtime.facts import guide_of
 from bitnet_runtime.model_chat import call_reader, held_to_calls
-from bitnet_runtime.text import Tokenizer
-from bitnet_runtime.tools import ToolCall, Tools
+from bitnet_runtime.tokenizer.text import Tokenizer
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer
 from test_model_images import packed
 from tool_models import ASK, CALL, CLOCK, FALCON, LLAMA, QWEN, SECOND, TOOLS, WEATHER, calling_model, unheld_model

@@ -18,12 +18,12 @@ import pytest
 from jinja2.filters import FILTERS
 
 from bitnet_runtime import MissingDependencyError, Model, TemplateError, ThreadError
-from bitnet_runtime import worker as worker_module
-from bitnet_runtime.chat import ChatTemplate
-from bitnet_runtime.worker import Worker, WorkerError
+from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.sandbox import worker as worker_module
+from bitnet_runtime.sandbox.worker import Worker, WorkerError
 from runtime_models import TEMPLATE, scripted_model
 
-rendering = Path(sys.modules[Worker.__module__].__file__ or "").with_name("rendering.py")
+rendering = Path(sys.modules[ChatTemplate.__module__].__file__ or "").with_name("rendering.py")
 PROGRAM = """
 import os, signal, sys, time
 
@@ -74,7 +74,7 @@ def test_what_asks_for_too_much_is_ended_and_the_next_request_answered(
     worker: Worker, request_: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if b"sleep" in request_:
-        monkeypatch.setattr("bitnet_runtime.worker.PATIENCE", 2)
+        monkeypatch.setattr("bitnet_runtime.sandbox.worker.PATIENCE", 2)
     with pytest.raises(WorkerError, match=message):
         worker.ask(request_)
     assert worker.ask(b"1 + 1") == b"2"
@@ -117,7 +117,7 @@ def test_it_ends_with_whoever_ends(worker: Worker) -> None:
 
 
 def script(code: str, folder: Path) -> subprocess.Popen[str]:
-    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate\n" + code
+    code = "import os, sys, time\nfrom bitnet_runtime.chat.template import ChatTemplate\n" + code
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_a_program_that_is_not_started_by_python(
     worker: Worker, executable: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr("bitnet_runtime.worker.PATIENCE", 1)
+    monkeypatch.setattr("bitnet_runtime.sandbox.worker.PATIENCE", 1)
     with pytest.raises(ThreadError, match=r"sys\.executable"):
         worker.ask(b"1")
 

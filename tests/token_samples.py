@@ -11,7 +11,7 @@ import sentencepiece
 import foreign_tokenizers as foreign
 from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.tokenizer import tokenizer_of
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.tokenizer.text import Tokenizer
 
 CODE = "def f(a: int) -> str:\n\tif a != 0:\n        return f'{a:04d}'  # don't\r\n\r\n\n   \n"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bitnet.data.files import DataError
 from bitnet.data.tokenizer import IMAGE
-from bitnet_runtime.image_prompts import IMAGES, NAMES
+from bitnet_runtime.images.prompts import IMAGES, NAMES
 
 BESIDE = ("images", "image")  # beside the messages
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
-from bitnet_runtime.chat import is_message
+from bitnet_runtime.chat.template import is_message
+from bitnet_runtime.chat.tools import Tools
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.tools import Tools
 
 Messages = list[dict[str, Any]]
 

@@ -1,6 +1,6 @@
 """Conversations as token ids, of which only the answers count, and rows that hold several of them.
 
-The tokens are those that the engine produces for the same messages (`bitnet_runtime.chat`, with the
+The tokens are those that the engine produces for the same messages (`bitnet_runtime.chat.template`, with the
 exported template), so training and inference see the same prompts. A row is filled with whole
 conversations. `Transformer` keeps them apart by their numbers: each sees only itself, at
 the positions it would have alone, so that packing changes no logit.
@@ -21,9 +21,9 @@ from bitnet.data.dataset import IGNORED
 from bitnet.data.files import DataError
 from bitnet.data.packing import Dialogue, best_fit, filled
 from bitnet.data.tokenizer import defaults, separator, vocabulary_size
-from bitnet_runtime.chat import ChatTemplate
+from bitnet_runtime.chat.template import ChatTemplate
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
-from bitnet_runtime.text import Tokenizer as EngineTokenizer
+from bitnet_runtime.tokenizer.text import Tokenizer as EngineTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

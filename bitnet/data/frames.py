@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet.data.corpus import DataError
-from bitnet_runtime.text import begun
+from bitnet_runtime.tokenizer.text import begun
 
 
 class Frame(NamedTuple):
-    """The tokens around a text, as the engine adds them (`bitnet_runtime.text`)."""
+    """The tokens around a text, as the engine adds them (`bitnet_runtime.tokenizer.text`)."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...] = ()

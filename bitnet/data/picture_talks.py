@@ -35,7 +35,7 @@ from bitnet.data.packing import Dialogue
 from bitnet.data.picture_files import Record, is_file
 from bitnet.data.pictures import Side, Sight, mapped
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.image_prompts import images_of, is_known, placed, without_images
+from bitnet_runtime.images.prompts import images_of, is_known, placed, without_images
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}" + KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"

@@ -1,8 +1,8 @@
 """Images and texts of records (`bitnet.data.picture_files`): which are held out, and how they are stored.
 
-Images are decoded once, as the engine decodes them (`bitnet_runtime.images`), to bytes in a file of the run folder,
-which is memory-mapped like the token ids. Records that share an image, directly or through others, form a group. The
-hash of a group's images decides whether it is for training or validation, so no image is on both sides.
+Images are decoded once, as the engine decodes them (`bitnet_runtime.images.processor`), to bytes in a file of the run
+folder, which is memory-mapped like the token ids. Records that share an image, directly or through others, form a
+group. The hash of a group's images decides whether it is for training or validation, so no image is on both sides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import Tokens
 from bitnet.data.picture_files import Problems, Record
 from bitnet.process import flush, sha256, written
-from bitnet_runtime import images
 from bitnet_runtime.errors import ImageError
+from bitnet_runtime.images.processor import Processor
 
 # ---- two sides ----
 
@@ -117,8 +117,8 @@ class Sight(NamedTuple):
         return cls(*sizes, vision.pixel_mean, vision.pixel_std, **generation.get("pictures", {}))
 
     @property
-    def processor(self) -> images.Processor:
-        return images.Processor(self.image_size, self.channels, self.resize, self.filter)
+    def processor(self) -> Processor:
+        return Processor(self.image_size, self.channels, self.resize, self.filter)
 
 
 class Pictures:
@@ -192,7 +192,7 @@ def decode(side: Side, sight: Sight, folder: Path, name: str) -> Path:
     return file
 
 
-def _decode(side: Side, processor: images.Processor, file: Path) -> None:
+def _decode(side: Side, processor: Processor, file: Path) -> None:
     """Decode each image once, however many records have it."""
     number_of: dict[bytes, int] = {}
     owners: list[tuple[int, int]] = []
@@ -211,7 +211,7 @@ def _decode(side: Side, processor: images.Processor, file: Path) -> None:
         flush(file.with_suffix(".owners"))
 
 
-def decoded(path: Path, processor: images.Processor, where: str) -> NDArray[np.uint8]:
+def decoded(path: Path, processor: Processor, where: str) -> NDArray[np.uint8]:
     """An image as the engine sees it, in bytes, (C, S, S). Raises DataError if it is not an image, or damaged."""
     try:
         return processor.bytes(path)

@@ -82,7 +82,7 @@ def load(path: str | Path) -> Tokenizer:
 
 def parse(definition: str, what: str) -> Tokenizer:
     """The tokenizer that the text of a tokenizer.json defines. what: its name in errors (ValueError)."""
-    from bitnet_runtime import definitions  # loads the engine
+    from bitnet_runtime.tokenizer import definitions  # loads the engine
 
     try:
         definitions.parse(definition.encode())
@@ -94,7 +94,7 @@ def parse(definition: str, what: str) -> Tokenizer:
 def encoder(tokenizer: Tokenizer) -> Callable[[Sequence[str]], Iterator[list[int]]]:
     """Encodes texts as the engine does: what spells a special token is text, also where the model of the tokenizer has
     that token, as Unigram's have </s>, which is HTML, too."""
-    from bitnet_runtime import definitions, text
+    from bitnet_runtime.tokenizer import definitions, text
 
     definition = tokenizer.to_str().encode()
     _, within = definitions.out_of_reach(definitions.parse(definition))

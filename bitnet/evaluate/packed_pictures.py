@@ -18,10 +18,11 @@ from bitnet.data.pictures import Sight
 from bitnet.evaluate import contrast
 from bitnet.evaluate.answers import Answered
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
-from bitnet_runtime import Model, Session, vision
+from bitnet_runtime import Model, Session
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.images import vision
 from bitnet_runtime.model_images import is_of_pairs
-from bitnet_runtime.prompt import extend
+from bitnet_runtime.sessions.prompt import extend
 
 TOGETHER = 64  # records whose vectors are computed in one call
 

@@ -22,7 +22,7 @@ from bitnet_cli.model_options import (
 )
 from bitnet_cli.signals import at_once
 from bitnet_runtime.abilities import require_next_token
-from bitnet_runtime.saved import writable
+from bitnet_runtime.sessions.saved import writable
 from bitnet_runtime.terminal import escape
 
 

@@ -25,8 +25,8 @@ from bitnet_cli.model_options import (
 from bitnet_cli.notes import cut_off, end_line, too_long
 from bitnet_cli.texts import read_text
 from bitnet_runtime.errors import ContextLengthError
-from bitnet_runtime.formats import KINDS
-from bitnet_runtime.saved import replace, writable
+from bitnet_runtime.sessions.saved import replace, writable
+from bitnet_runtime.structured.formats import KINDS
 from bitnet_runtime.terminal import escape, show
 
 

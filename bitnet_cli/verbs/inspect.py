@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitnet_cli.signals import at_once
-from bitnet_runtime.saved import Saved
+from bitnet_runtime.sessions.saved import Saved
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:

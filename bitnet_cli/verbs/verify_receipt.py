@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_runtime.receipt import MOST, Receipt
+    from bitnet_runtime.answers.receipt import MOST, Receipt
 
     with args.receipt.open("rb") as file:  # one from a stranger may never end
         receipt = Receipt.from_json(file.read(MOST + 1))

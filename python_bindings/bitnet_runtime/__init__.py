@@ -12,7 +12,14 @@ asked for, Pillow when a picture has to be decoded or resized, and jinja2 in a p
 the first chat.
 """
 
+from bitnet_runtime.answers.logprobs import Scored
+from bitnet_runtime.answers.receipt import Receipt
+from bitnet_runtime.answers.result import Piece, Result, Timings, Usage
+from bitnet_runtime.answers.stream import Stream
+from bitnet_runtime.answers.together import Batch
+from bitnet_runtime.answers.verifying import Verdict
 from bitnet_runtime.asynchronous import AsyncStream
+from bitnet_runtime.chat.tools import ToolCall
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import (
     BitnetError,
@@ -38,18 +45,11 @@ from bitnet_runtime.errors import (
     ToolCallError,
     UnsupportedModelError,
 )
-from bitnet_runtime.logprobs import Scored
 from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
-from bitnet_runtime.receipt import Receipt
-from bitnet_runtime.result import Piece, Result, Timings, Usage
-from bitnet_runtime.sampler import Sampler
-from bitnet_runtime.session import Session
+from bitnet_runtime.sessions.sampler import Sampler
+from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.shape import ModelInfo
-from bitnet_runtime.stream import Stream
-from bitnet_runtime.together import Batch
-from bitnet_runtime.tools import ToolCall
-from bitnet_runtime.verifying import Verdict
 
 __version__ = version()
 

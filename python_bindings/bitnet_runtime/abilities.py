@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitnet_runtime.errors import UnsupportedModelError
-from bitnet_runtime.image_info import ImageInfo
+from bitnet_runtime.images.info import ImageInfo
 from bitnet_runtime.shape import ModelShape
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from bitnet_runtime.result import Piece, Result
-from bitnet_runtime.stream import Stream, finish
+from bitnet_runtime.answers.result import Piece, Result
+from bitnet_runtime.answers.stream import Stream, finish
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt

@@ -24,8 +24,8 @@ from bitnet_runtime._native import lib
 from bitnet_runtime.abilities import require_head
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
-from bitnet_runtime.sampler import Sampler
-from bitnet_runtime.session import Session
+from bitnet_runtime.sessions.sampler import Sampler
+from bitnet_runtime.sessions.session import Session
 
 USUAL = 128  # tokens of a prompt, and of what follows it
 COMPUTED = lib.BN_REPEATED  # tokens of a depth that are computed; the rest are copies, see Session.repeat

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from bitnet_runtime import formats
 from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, nearest, shown
-from bitnet_runtime.formats import Schema
 from bitnet_runtime.ids import token_ids
+from bitnet_runtime.structured import formats
+from bitnet_runtime.structured.formats import Schema
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Ids

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import CacheFullError, InvalidParameterError
 from bitnet_runtime.facts import ModelFacts
-from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import check_all, turns
+from bitnet_runtime.sessions.session import Session
+from bitnet_runtime.sessions.state import check_all, turns
 
 if TYPE_CHECKING:
     import numpy as np

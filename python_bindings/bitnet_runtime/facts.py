@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults
 from bitnet_runtime.errors import ModelFormatError, TemplateError, TokenizerError, check, shown
-from bitnet_runtime.formats import held_to
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.once import once
 from bitnet_runtime.shape import ModelShape
-from bitnet_runtime.text import Detokenizer, Tokenizer
+from bitnet_runtime.structured.formats import held_to
+from bitnet_runtime.tokenizer.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from bitnet_runtime.chat import ChatTemplate
-    from bitnet_runtime.guide import Grammars, Guide
+    from bitnet_runtime.chat.template import ChatTemplate
+    from bitnet_runtime.structured.guide import Grammars, Guide
 
 SECTIONS = (lib.BN_SECTION_METADATA, lib.BN_SECTION_TOKENIZER, lib.BN_SECTION_TEMPLATE)
 
@@ -119,7 +119,7 @@ class ModelFacts(ModelShape):
 
     @once
     def _grammars(self) -> Grammars:
-        from bitnet_runtime.guide import Grammars
+        from bitnet_runtime.structured.guide import Grammars
 
         return Grammars(self._tokenizer, self.end_tokens)
 
@@ -142,7 +142,7 @@ class ModelFacts(ModelShape):
             raise TemplateError(
                 f"{self.path.name} has no chat template: it continues a prompt, but cannot answer messages"
             )
-        from bitnet_runtime.chat import ChatTemplate
+        from bitnet_runtime.chat.template import ChatTemplate
 
         return ChatTemplate(source.decode("utf-8", "replace"))
 

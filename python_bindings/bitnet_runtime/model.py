@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.abilities import require_next_token, require_similarity
+from bitnet_runtime.answers.ready import ready, text_tokens, tokens_of
+from bitnet_runtime.answers.receipt import Receipt
+from bitnet_runtime.answers.result import Result
+from bitnet_runtime.answers.stream import Stream, finish
+from bitnet_runtime.answers.together import IN_FLIGHT, Batch, generate_batch
+from bitnet_runtime.answers.verifying import Verdict, verify
+from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, truth, whole, with_options
 from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check_open, naming, shown
-from bitnet_runtime.generation import Writer
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.model_chat import ModelChat
 from bitnet_runtime.model_images import cosines, likely, scaled
 from bitnet_runtime.model_sessions import ModelSessions
 from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
-from bitnet_runtime.ready import ready, text_tokens, tokens_of
-from bitnet_runtime.receipt import Receipt
-from bitnet_runtime.result import Result
 from bitnet_runtime.shape import KV_TYPES
-from bitnet_runtime.stream import Stream, finish
-from bitnet_runtime.together import IN_FLIGHT, Batch, generate_batch
-from bitnet_runtime.verifying import Verdict, verify
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from bitnet_runtime.ids import Prompt
-    from bitnet_runtime.images import Image
-    from bitnet_runtime.session import Session
+    from bitnet_runtime.images.processor import Image
+    from bitnet_runtime.sessions.session import Session
 
 
 class Model(ModelAsync, ModelSessions, ModelChat):

@@ -9,24 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from bitnet_runtime.calls import CallReader
+from bitnet_runtime.answers.ready import ready
+from bitnet_runtime.answers.result import Result
+from bitnet_runtime.answers.stream import Stream, finish
+from bitnet_runtime.answers.writer import Writer
+from bitnet_runtime.chat.calls import CallReader
+from bitnet_runtime.chat.dialects import spaced
+from bitnet_runtime.chat.tools import Tool, Tools
 from bitnet_runtime.defaults import Options, Sampling, resolve
-from bitnet_runtime.dialects import spaced
 from bitnet_runtime.errors import ContextLengthError, GrammarError, InvalidParameterError, shown
 from bitnet_runtime.facts import guide_of
-from bitnet_runtime.generation import Writer
-from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
-from bitnet_runtime.ready import ready
-from bitnet_runtime.result import Result
-from bitnet_runtime.session import Session
+from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.shape import adapter_number
-from bitnet_runtime.stream import Stream, finish
-from bitnet_runtime.tools import Tool, Tools
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
-    from bitnet_runtime.images import Image
+    from bitnet_runtime.images.processor import Image
 
 LOOKING = 1.0  # seconds for which of some tools is wrong: a stranger's may take long, each
 

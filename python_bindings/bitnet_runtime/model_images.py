@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bitnet_runtime import vision
 from bitnet_runtime.abilities import require_images
 from bitnet_runtime.errors import ImageError, ModelFormatError, shown
 from bitnet_runtime.facts import ModelFacts
-from bitnet_runtime.image_info import ImageInfo
-from bitnet_runtime.images import Processor, count
+from bitnet_runtime.images import vision
+from bitnet_runtime.images.info import ImageInfo
+from bitnet_runtime.images.processor import Processor, count
 from bitnet_runtime.once import once
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet_runtime.images import Image
+    from bitnet_runtime.images.processor import Image
 
     Compute = Callable[[ModelFacts, NDArray[np.float32]], NDArray[np.float32]]
 
 
 class ModelImages(ModelFacts):
     """What an image becomes. A picture is a file's name, its bytes, a data: URL, an image of Pillow or an array: see
-    `bitnet_runtime.images`."""
+    `bitnet_runtime.images.processor`."""
 
     @once
     def processor(self) -> Processor:

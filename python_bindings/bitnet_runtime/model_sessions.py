@@ -9,8 +9,8 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import check
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Closing
-from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import all_sessions
+from bitnet_runtime.sessions.session import Session
+from bitnet_runtime.sessions.state import all_sessions
 
 
 class ModelSessions(Closing, ModelFacts):

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime.abilities import require_image_token
+from bitnet_runtime.chat.tools import Tool, Tools
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.ids import token_ids
-from bitnet_runtime.image_prompts import images_of, placed, without_images
-from bitnet_runtime.infilling import prompt_around
+from bitnet_runtime.images.prompts import images_of, placed, without_images
 from bitnet_runtime.model_images import ModelImages
-from bitnet_runtime.tools import Tool, Tools
+from bitnet_runtime.tokenizer.infilling import prompt_around
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Ids

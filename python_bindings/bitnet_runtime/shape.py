@@ -13,7 +13,7 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import truth, whole
 from bitnet_runtime.errors import ClosedError, InvalidParameterError, check, shown
 from bitnet_runtime.handles import Handle, Unique
-from bitnet_runtime.image_info import ImageInfo, read_image_info
+from bitnet_runtime.images.info import ImageInfo, read_image_info
 from bitnet_runtime.once import once
 from bitnet_runtime.stops import Stops
 

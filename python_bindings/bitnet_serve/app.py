@@ -18,26 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
-from bitnet_serve import (
-    body,
-    chat,
-    completions,
-    embeddings,
-    infill,
-    messages,
-    metrics,
-    offers,
-    openapi,
-    page,
-    responses,
-    tokens,
-)
-from bitnet_serve.answers import Work, respond, unless_gone
+from bitnet_serve import body, metrics, openapi, page
+from bitnet_serve.endpoints import chat, completions, embeddings, infill, messages, offers, responses, tokens
+from bitnet_serve.endpoints.answers import Work, respond, unless_gone
 from bitnet_serve.errors import ApiError, api_error
-from bitnet_serve.models import Served
+from bitnet_serve.models.registry import Served
+from bitnet_serve.models.scheduler import OverloadedError
+from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.request_log import LEFT
-from bitnet_serve.scheduler import OverloadedError
-from bitnet_serve.shelf import Shelf
 from bitnet_serve.turns import Turns
 
 Understand = Callable[[Served, Mapping[str, Any]], Work]

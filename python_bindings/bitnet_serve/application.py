@@ -13,12 +13,12 @@ from bitnet_runtime.model import Model
 from bitnet_runtime.model_sessions import free_memory
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
-from bitnet_serve.models import Loader, Served
+from bitnet_serve.models.registry import Loader, Served
+from bitnet_serve.models.scheduler import Scheduler
+from bitnet_serve.models.sessions import Memory, Sessions
+from bitnet_serve.models.shelf import Shelf
+from bitnet_serve.models.stored import Folder
 from bitnet_serve.request_log import RequestLog
-from bitnet_serve.scheduler import Scheduler
-from bitnet_serve.sessions import Memory, Sessions
-from bitnet_serve.shelf import Shelf
-from bitnet_serve.stored import Folder
 
 TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request if no model sees images, and if one does
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from bitnet_runtime.errors import shown
 from bitnet_serve.errors import ApiError, refuse
-from bitnet_serve.scheduler import PATIENCE, OverloadedError
+from bitnet_serve.models.scheduler import PATIENCE, OverloadedError
 
 SECONDS = 30.0  # for a whole body
 MOST_VALUES = 1 << 20  # as many as fit into a body of texts: what has room for pictures takes Python seconds for lists

@@ -21,7 +21,7 @@ from bitnet_runtime.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
-from bitnet_serve.scheduler import OverloadedError
+from bitnet_serve.models.scheduler import OverloadedError
 
 MESSAGES = "/v1/messages"  # Anthropic's
 KINDS = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bitnet_serve.histogram import LATENCIES
-from bitnet_serve.models import Served
+from bitnet_serve.models.registry import Served
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 

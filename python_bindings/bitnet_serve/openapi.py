@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from bitnet_runtime.answers.logprobs import MOST
 from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
-from bitnet_runtime.logprobs import MOST
-from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses, tokens
+from bitnet_serve.endpoints import chat, completions, embeddings, fields, infill, messages, responses, tokens
 
 TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 TEXTS = {"anyOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": fields.MOST_STOPS}]}

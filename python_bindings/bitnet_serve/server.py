@@ -26,7 +26,7 @@ from bitnet_serve import body
 from bitnet_serve.app import Api
 from bitnet_serve.application import Application, Options
 from bitnet_serve.errors import ApiError
-from bitnet_serve.models import Loader, Served
+from bitnet_serve.models.registry import Loader, Served
 
 log = logging.getLogger("bitnet_serve")
 

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
-from bitnet_serve.scheduler import OverloadedError
+from bitnet_serve.models.scheduler import OverloadedError
 
 
 class Turns:

@@ -38,7 +38,7 @@ def compare_guesses(
 def _by_engine(engine: Model, texts: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], Scores]:
     """The guesses (n, steps), and log p of each."""
     from bitnet_runtime.defaults import resolve
-    from bitnet_runtime.sampler import Sampler
+    from bitnet_runtime.sessions.sampler import Sampler
 
     greedy, chains = Sampler(resolve({"temperature": 0}), engine.vocab_size), []
     with engine.session() as session:

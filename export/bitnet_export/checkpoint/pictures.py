@@ -32,7 +32,7 @@ def drawn_images(config: ModelConfig, n: int) -> Floats:
 
 def engine_sees(engine: Model, config: ModelConfig, images: Floats) -> Floats:
     """The vectors of images by the engine: (n, width), or (n, N, width) without pooling."""
-    from bitnet_runtime import vision
+    from bitnet_runtime.images import vision
 
     return (vision.encode if config.pooling == "none" else vision.embed)(engine, images)
 

@@ -130,7 +130,7 @@ def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
     with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
         seen = None
         if texts.images is not None:
-            from bitnet_runtime import vision
+            from bitnet_runtime.images import vision
 
             seen = vision.encode(engine, texts.images)
         return np.concatenate(

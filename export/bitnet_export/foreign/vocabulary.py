@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import TokenizerError
-from bitnet_runtime.definitions import parse
+from bitnet_runtime.tokenizer.definitions import parse
 
 from .source import SourceError
 
@@ -39,7 +39,7 @@ ENDS = (
 def whole_template(template: str | None, assumptions: list[str]) -> str | None:
     """A chat template, or None with an assumption if its syntax is wrong: nothing could ever be said with it."""
     from bitnet_runtime import TemplateError
-    from bitnet_runtime.chat import ChatTemplate
+    from bitnet_runtime.chat.template import ChatTemplate
 
     if not template:  # some have an empty one
         return None

@@ -1,0 +1,1 @@
+"""Answers, from the prompt to the last piece of text."""

@@ -1,0 +1,1 @@
+"""Pictures as the numbers that a model takes, and as vectors."""

@@ -1,0 +1,1 @@
+"""Text to tokens and back, with the tokenizer that a model file holds."""
