@@ -69,8 +69,11 @@ def main(argv: list[str] | None = None) -> int:
     until = time.monotonic() + 60 * args.minutes if args.minutes is not None else float("inf")
     study = Study(args.runs.resolve(), args.text.resolve(), args.jobs, common, until)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: runs save and end
-    study.carry_out(plan)
-    outcomes = study.outcomes()
+    try:
+        study.carry_out(plan)
+        outcomes = study.outcomes()
+    except ValueError as error:
+        parser.error(str(error))
     if not outcomes:
         print("no run is finished", file=sys.stderr)
         return 1

@@ -4,6 +4,8 @@ with log.jsonl is all that another machine needs of it."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 import signal
@@ -40,8 +42,18 @@ class Study:
     failed: dict[str, str] = field(default_factory=dict)  # with its output
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Outcomes of finished runs, by name."""
-        return {f.parent.name: json.loads(f.read_text()) for f in sorted(self.folder.glob(f"*/{OUTCOME}"))}
+        """Outcomes of finished runs, by name. Raises ValueError: one is of another text or plan."""
+        found = {f.parent.name: json.loads(f.read_text()) for f in sorted(self.folder.glob(f"*/{OUTCOME}"))}
+        for name, done in found.items():
+            planned = Planned(Cell(done["size"], done["each"], 1), done["arm"], done["rate"], done["seed"])
+            expected = made_by(planned, self.text)
+            changed = [what for what in expected if done.get(what) != expected[what]]
+            if changed:
+                raise ValueError(
+                    f"{self.folder / name} has a run of another {changed[0]}, expected that of {self.text} and of this "
+                    "version's plan; remove the folder, or name another one with --runs"
+                )
+        return found
 
     def carry_out(self, plan: Sequence[Cell]) -> None:
         """Make all runs of the plan, as far as there is time. A failed run, e.g. at a high rate, counts as worst."""
@@ -88,7 +100,7 @@ class Study:
                 self.failed[name] = (folder / SAID).read_text()[-500:]
                 print(f"{name} failed: {self.failed[name]}", file=sys.stderr, flush=True)
                 continue
-            found = outcome(folder, planned, self.text / "report")
+            found = outcome(folder, planned, self.text)
             (folder / OUTCOME).write_text(json.dumps(found, indent=1) + "\n")
             loss = found["report"]["nats_per_token"]
             print(f"{name}: {loss:.4f} nats/token, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
@@ -112,8 +124,22 @@ def start(words: list[str], folder: Path) -> Any:
         return subprocess.Popen([sys.executable, "-m", "bitnet", *words], stdout=subprocess.DEVNULL, stderr=said)
 
 
+def made_by(planned: Planned, text: Path) -> dict[str, str]:
+    """Hashes of what makes a run, apart from the sources that train: these may change in the course of a study."""
+    model = SIZES[planned.cell.size].model(planned.arm)
+    plan = json.dumps([model.to_dict(), planned.options], sort_keys=True)
+    return {"text": text_hash(text), "plan": hashlib.sha256(plan.encode()).hexdigest()[:16]}
+
+
+@functools.cache
+def text_hash(text: Path) -> str:
+    """Of what `benchmarks/sources.py` took; wherever it lies, as several machines share a study."""
+    parts = json.loads((text / "manifest.json").read_text())["texts"]
+    return hashlib.sha256("".join(part["sha256"] for part in parts.values()).encode()).hexdigest()[:16]
+
+
 def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
-    """The result of a finished run, on the text for choosing rates and on that for figures."""
+    """The result of a finished run, on the text for choosing rates and on that for figures. text: as of `Study`."""
     from bitnet.train import runlog
 
     records = runlog.read(folder / "log.jsonl")
@@ -121,9 +147,9 @@ def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
     return {
         "size": planned.cell.size, "each": planned.cell.each, "arm": planned.arm, "rate": planned.rate,
         "seed": planned.seed, "tokens": records[-1]["tokens"], "seconds": records[-1]["seconds"], "curve": curve,
-        "selection": records[-1]["validation"], "report": measured(folder, text),
+        "selection": records[-1]["validation"], "report": measured(folder, text / "report"),
         "commit": report.commit(), "device": device(),
-    }  # fmt: skip
+    } | made_by(planned, text)  # fmt: skip
 
 
 def measured(run: Path, text: Path) -> dict[str, Any]:

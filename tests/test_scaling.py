@@ -180,7 +180,9 @@ def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch:
     long, short = plan.Cell("1m", 20, 1, search=False), plan.Cell("1m", 5, 1, search=False)
     known = plan.Planned(plan.Cell("1m", 10, 1), "full", 8e-3, 0)
     (tmp_path / known.name).mkdir()
+    (tmp_path / "manifest.json").write_text('{"texts": {}}')
     done = {"size": "1m", "seconds": 100.0, "tokens": 10_000_000, "selection": {"nats_per_token": 3.0}}
+    done |= {"each": 10, "arm": "full", "rate": 8e-3, "seed": 0} | runs.made_by(known, tmp_path)
     (tmp_path / known.name / runs.OUTCOME).write_text(json.dumps(done))
     (tmp_path / "1m@20-full-lr0.008-seed0" / "step-002000").mkdir(parents=True)
     in_100_s = time.monotonic() + 100 + runs.SAVING  # 20 tokens a parameter take 220 s, the last 440 steps 56 s
@@ -218,3 +220,19 @@ def test_the_study(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert scaling.main(where) == 0 and len(begun) == count
     again = json.loads((tmp_path / "scaling.json").read_text())
     assert again["rows"] == written["rows"] and again["gaps"] == written["gaps"]
+
+
+@pytest.mark.parametrize("what", ["text", "plan"])
+def test_a_run_of_something_else_is_refused(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """A figure of another text, or of a plan with other steps, would be counted as one of this study."""
+    planned = plan.Planned(plan.QUICK_PLAN[0], "full", 8e-3, 0)
+    folder = tmp_path / "runs" / planned.name
+    folder.mkdir(parents=True)
+    found = {"size": "quick", "each": 0.05, "arm": "full", "rate": 8e-3, "seed": 0, "selection": {"nats_per_token": 3}}
+    (folder / runs.OUTCOME).write_text(json.dumps(found | runs.made_by(planned, text) | {what: "other"}))
+    monkeypatch.setattr(runs, "start", lambda *_: pytest.fail("a run was started"))
+    with pytest.raises(SystemExit):
+        scaling.main(["--quick", "--text", str(text), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)])
+    assert f"{folder} has a run of another {what}" in capsys.readouterr().err
