@@ -123,7 +123,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation over seeds. "
         f"What is converted, a full-precision model, had seen {teacher['tokens']:,} tokens before, to "
         f"{teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}\n\n"
-        f"Loss of seed 0 by learning rate:\n\n{rates}"
+        f"{rates}"
     )
 
 

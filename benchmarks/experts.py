@@ -116,7 +116,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation of {len(rows[0]['losses'])} "
         f"seeds at the best learning rate. Balancing loss: {results['balance_loss']:g}. "
         "Taken: 1 is as often as all.\n\n"
-        f"{report.table(head, cells)}\n\nLoss of seed 0 by learning rate:\n\n{rates}"
+        f"{report.table(head, cells)}\n\n{rates}"
     )
 
 

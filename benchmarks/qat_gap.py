@@ -152,7 +152,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"Loss on the whole validation text after {first['tokens']:,} tokens, mean and deviation of "
         f"{len(first['losses'])} seeds at the best learning rate. Gap: against full precision at the same "
         "architecture. MB: 2 bits a ternary weight and int8 tables, or fp16.\n\n"
-        f"{report.table(head, rows)}\n\nLoss of seed 0 by learning rate:\n\n{rates}"
+        f"{report.table(head, rows)}\n\n{rates}"
     )
 
 

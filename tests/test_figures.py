@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -92,6 +94,16 @@ def test_a_command_of_a_page_is_that_of_its_figures(name: str, script: str, resu
     pattern = rf"python benchmarks/{script}\.py\b[^`#\n]* --tokens (\d+)"
     shown, made = (re.search(pattern, path.read_text()) for path in (ROOT / name, RESULTS / f"{results}.md"))
     assert shown and made and shown[1] == made[1]
+
+
+@pytest.mark.parametrize("name", ["qat_gap-1m", "qat_gap-1m-manuals", "qat_gap-3m", "conversion", "experts"])
+def test_a_page_says_on_which_text_its_rates_are_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the one whose losses it reports; as the script writes it, and as it is here."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    said = "Rates are chosen and losses reported on the same validation text"
+    assert said in importlib.import_module(name.partition("-")[0]).markdown(results)
+    assert said in (RESULTS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_the_page_of_benchmarks_names_them_all() -> None:
