@@ -23,6 +23,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 from bitnet.data.mixed import Mixed, counts
 from bitnet.data.mixture import Mixture, Source, Sources, Stage, recorded
+from bitnet.evaluate import acceptance
 from bitnet.train import mixtures
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens
@@ -337,6 +338,25 @@ def test_attention_may_stay_within_documents(folder: Path, tmp_path: Path, capsy
     for more in (("--set", "mask=prefix"), ("--set", "mask=bidirectional", "--objective", "mlm")):
         assert bitnet("train", *TINY, "--data", folder, "--documents", *more, "--out", tmp_path / "x") == 1
         assert "--documents is of text, for the next token of a causal model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", [{"numbers": 1}, {"animals": 1, "numbers": 3}])
+def test_a_draft_is_measured_on_the_sources_of_the_loss(folder: Path, tmp_path: Path, weights: dict[str, int]) -> None:
+    """With their weights, not on the first source alone, which may have none."""
+    words = [*TINY, "--draft", "--eval-every", "100", "--eval-tokens", "1000000"]
+    shares = ", ".join(f"{name} = {weight}" for name, weight in weights.items())
+    stages = f"[[stages]]\nuntil = 0.5\nweights = {{ animals = 1 }}\n[[stages]]\nweights = {{ {shares} }}\n"
+    (folder / "draft.toml").write_text(FILE.partition("[[stages]]")[0] + stages)
+    assert bitnet("train", *words, "--mixture", folder / "draft.toml", "--out", tmp_path / "run") == 0
+    kept, guesses = Checkpoint.open(tmp_path / "run"), losses(tmp_path / "run")[-1]["guesses"]
+    text = recorded(kept.state, "validation", kept.run)
+    assert text and [*text.parts] == ["animals", "numbers"]
+    each = {name: acceptance.evaluate(kept.model, text.parts[name], 32) for name in weights}
+    total = sum(weights.values())
+    nats = sum(weights[name] / total * found.nats_per_guess for name, found in each.items())
+    assert guesses["nats_per_guess"] == pytest.approx(nats)
+    assert guesses["chains"] == sum(found.chains for found in each.values())
+    assert guesses["tokens_per_pass"] == pytest.approx(1 + sum(guesses["accepted"]))
 
 
 def test_prefix_models_learn_from_mixtures_too(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -24,6 +26,17 @@ class Accepted:
     accepted: tuple[float, ...]  # acceptance rate: share of chains whose first 1, 2, ... draft tokens are all right
     tokens_per_pass: float  # tokens per pass of the model with full chains: 1 plus the accepted draft tokens
     chains: int
+
+    @classmethod
+    def mean(cls, found: Sequence[Accepted], weights: Sequence[float]) -> Self:
+        """The mean of several texts. weights: of each; their sum is 1."""
+
+        def weighted(values: Sequence[float]) -> float:
+            return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+        shares = tuple(weighted(each) for each in zip(*(one.accepted for one in found), strict=True))
+        nats = weighted([one.nats_per_guess for one in found])
+        return cls(nats, shares, 1 + sum(shares), sum(one.chains for one in found))
 
     def __str__(self) -> str:
         shares = ", ".join(f"{share:.2f}" for share in self.accepted)

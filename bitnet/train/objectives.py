@@ -269,7 +269,14 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
 
 
 def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:
-    """The acceptance rate of the draft on held-out text. limit: as in `acceptance.evaluate`."""
-    text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
+    """The acceptance rate of the draft on held-out text; on a mixture the mean, weighted as that of the loss.
+
+    limit: as in `acceptance.evaluate`.
+    """
+    if isinstance(text, mixture.Sources):
+        weights = {name: weight for name, weight in text.weights.items() if weight}
+        each = limit and max(1, limit // len(weights))
+        found = [acceptance.evaluate(model, text.seen[name], context, each) for name in weights]
+        return acceptance.Accepted.mean(found, [*weights.values()])
     assert isinstance(text, dataset.Tokens | masked.ViewedTokens | Dialogues)
     return acceptance.evaluate(model, text, context, limit)
