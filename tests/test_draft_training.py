@@ -159,6 +159,37 @@ def test_an_evaluation_takes_what_it_may(joint: Path, monkeypatch: pytest.Monkey
     assert [round(costs[i] / costs[0]) for i in (1, 2)] == [4, 16]
 
 
+class Rows:
+    """Rows of several documents, as those of --chat and --documents."""
+
+    n_tokens = 0
+
+    def __init__(self, tokens: torch.Tensor, documents: torch.Tensor) -> None:
+        self.tokens, self.documents = tokens, documents
+
+    def windows(self, context: int) -> int:
+        return len(self.tokens)
+
+    def window(self, indices: list[int], context: int) -> tuple[torch.Tensor, ...]:
+        return self.tokens[indices], self.tokens[indices], self.documents[indices]
+
+
+def test_an_evaluation_keeps_documents_apart(joint: Path) -> None:
+    """What stands before the document that is continued changes nothing, nor do rows that end in the prompt."""
+    model, context = Checkpoint.open(joint).model, 32
+    text = dataset.Tokens.map(next(joint.glob("train-*.bin")), "uint16", 1, "")
+    tokens, documents = text.window(range(4), context)[0], torch.arange(context).ge(6).long().expand(4, context).clone()
+    found = acceptance.evaluate(model, Rows(tokens, documents), context)  # type: ignore[arg-type]
+    other = torch.where(documents == 0, tokens.flip(1), tokens)
+    assert not torch.equal(other, tokens)
+    padded = torch.cat([other, torch.zeros(2, context, dtype=torch.int64)])
+    ends = torch.cat([documents, torch.arange(context).ge(9).long().neg().expand(2, context)])
+    for rows in (Rows(other, documents), Rows(padded, ends)):
+        again = acceptance.evaluate(model, rows, context)  # type: ignore[arg-type]
+        assert again.chains == found.chains and again.accepted == found.accepted
+        assert again.nats_per_guess == pytest.approx(found.nats_per_guess, rel=1e-5)
+
+
 def test_the_text_of_a_source_may_be_gone(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "gone.txt"
     gone.write_text(text.read_text())

@@ -50,7 +50,7 @@ def evaluate(
     limit: int = 0,
 ) -> Accepted:
     """Evaluate in fp32, like the engine, after evenly spaced texts. limit: tokens that the model computes, without a
-    KV cache; 0: MOST texts.
+    KV cache; 0: MOST texts. In rows of several documents the last one of the prompt is continued.
 
     As long as its draft tokens are right, a greedy chain sees the model's own tokens. So after every token of a
     generated text, they are right exactly where they would be in an engine that drafts from there.
@@ -61,13 +61,17 @@ def evaluate(
     rows = max(LEAST, min(MOST, limit // (prompt * WRITTEN))) if limit else MOST
     chosen = chosen_windows(text.windows(context), rows)
     with torch.no_grad(), model.evaluating():
-        tokens = text.window(chosen, context)[0][:, :prompt].to(model.device)
+        tokens, _, *more = text.window(chosen, context)
+        documents = more[0] if more else torch.zeros_like(tokens)
+        filled = (documents >= 0).sum(1)  # padding comes last
+        prompt = min(prompt, int(filled.max()))
+        tokens, documents = (part[filled >= prompt, :prompt].to(model.device) for part in (tokens, documents))
         for _ in range(min(WRITTEN, model.config.max_context - prompt)):
-            last = model.own_head.logits(model.hidden(tokens)[:, -1:])
-            tokens = torch.cat([tokens, last.argmax(-1)], 1)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+            last = model.own_head.logits(model.hidden(tokens, documents)[:, -1:])
+            tokens, documents = torch.cat([tokens, last.argmax(-1)], 1), torch.cat([documents, documents[:, -1:]], 1)
+        inputs, targets, documents = tokens[:, :-1], tokens[:, 1:].clone(), documents[:, :-1]
         targets[:, : prompt - 1] = dataset.IGNORED
-        steps = model.unrolled(model.hidden(inputs), inputs, targets)
+        steps = model.unrolled(model.hidden(inputs, documents), inputs, targets, documents)
         right, chains = accepted(steps)
     shares = tuple((right / chains.clamp(min=1)).tolist())
     return Accepted(float(steps.loss / chains[0].clamp(min=1)), shares, 1 + sum(shares), int(chains[0]))
