@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bitnet import source_settings
 from bitnet.data import finding, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, hardware, progress, resolve
+from bitnet.train import checkpoint, hardware, loop, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
@@ -214,6 +215,24 @@ def test_checkpoints_by_time(sentences: str, tmp_path: Path) -> None:
     argv = [*TINY[:-2], "--save-every", "1000", "--save-minutes", "1e-6", "--steps", "3", "--keep", "9"]
     assert bitnet("train", *argv, "--data", sentences, "--out", tmp_path / "run") == 0
     assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == [f"step-00000{i}" for i in range(4)]
+
+
+def test_minutes_count_from_the_newest_checkpoint(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from that before the learning rate falls. A step takes a minute here."""
+    clock, update = [0.0], loop.update
+
+    def slow(run: loop.Run) -> Any:
+        clock[0] += 60.0
+        return update(run)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(loop, "update", slow)
+    argv = [*TINY, "--save-every", "1000", "--save-minutes", "4", "--keep", "9", "--warmdown", "0.3"]
+    assert bitnet("train", *argv, "--data", sentences, "--out", tmp_path / "run") == 0
+    found = [int(each.name.rpartition("-")[2]) for each in checkpoint.all_of(tmp_path / "run")]
+    assert found == [0, 4, 8, 12, 14, 18, 20]
 
 
 # ---- while it goes on ----

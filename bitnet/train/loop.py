@@ -120,7 +120,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if falls_now(run):  # a checkpoint to continue or branch from
                 settle(run, log, started)
                 if saved_step != state["step"]:
-                    run.save()
+                    saved_step, saved_at = save(run, started)
                 kept = saving.name_of(state["step"])
                 progress.say(f"the learning rate falls from here on; {kept} is kept: a longer run goes on from it")
             mixtures.advance(run)
@@ -142,9 +142,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if tasks.due(run, over):
                 to_save |= tasks.ask(run, log, how, interruption.check) and settings.keep_best
             if to_save:
-                run.save()
-                saved_step = state["step"]
-                (saved_at,) = parallel.largest([time.monotonic() - started])  # saving itself may take minutes
+                saved_step, saved_at = save(run, started)
             if over:
                 count = f"{settings.patience:,} evaluation{'s' * (settings.patience > 1)}"
                 say(f"{count} without a better one: the run ends at step {state['step']:,}")
@@ -152,6 +150,12 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     if saved_step != state["step"]:
         run.save()
     return _agreed(interruption)
+
+
+def save(run: Run, started: float) -> tuple[int, float]:
+    """Save. Returns the step, and the seconds of the run after it: saving itself may take minutes."""
+    run.save()
+    return run.state["step"], parallel.largest([time.monotonic() - started])[0]
 
 
 def falls_now(run: Run) -> bool:
