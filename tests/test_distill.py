@@ -238,6 +238,19 @@ def test_relations_of_a_causal_model_have_no_prefix() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize(("layer", "window"), [(1, 0), (2, 4)])
+def test_relations_are_within_the_window_of_their_layer(layer: int, window: int) -> None:
+    source = start(sliding_window=4, global_every=2)
+    model, inputs = student(source), tokens()
+    distilled = distillation(start(seed=1), model, distill_relations=0.5, distill_layer=layer)
+    found = distilled.terms(model(inputs), inputs, inputs)["relations"] / inputs.numel()
+    ours, theirs = (watched.seen for watched in distilled.watched)
+    seen = visible("causal", inputs.shape[1], window, None, None, inputs)
+    triples = zip(ours, theirs, distilled.heads, strict=True)
+    each = [distill.relations(*triple, inputs >= 0, seen) for triple in triples]
+    torch.testing.assert_close(found, torch.stack(each).mean())
+
+
 def test_layer_is_counted_from_the_end() -> None:
     source, teacher = start(), start(seed=1, n_layers=4)
     model = student(source)

@@ -87,6 +87,7 @@ class Distillation:
         for model in (self.student, self.teacher):
             self.watched.append(Watched())
             model.layers[-place].register_module("qkv", self.watched[-1])
+        self.window = ours.of_layer(ours.n_layers - place).sliding_window
         queries, keys = math.gcd(ours.n_heads, theirs.n_heads), math.gcd(ours.n_kv_heads, theirs.n_kv_heads)
         self.heads = queries, keys, keys
 
@@ -110,7 +111,7 @@ class Distillation:
         if self.watched:
             ours, theirs = (watched.seen for watched in self.watched)
             documents, prefix = (*told[:2], None, None)[:2]
-            seen = visible(self.student.config.mask, inputs.shape[1], 0, documents, prefix, inputs)
+            seen = visible(self.student.config.mask, inputs.shape[1], self.window, documents, prefix, inputs)
             triples = zip(ours, theirs, self.heads, strict=True)
             parts = [relations(*triple, targets >= 0, seen) for triple in triples]
             terms["relations"] = counted * torch.stack(parts).mean()
