@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +22,10 @@ import torch
 
 import bitnet_cli
 from bitnet.model import parallel
-from bitnet.train import loop, manifest, passes, prepare, runlog, saving
+from bitnet.train import loop, manifest, passes, prepare, runlog, saving, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.run import Run
+from bitnet_export.convert import masters
 from in_two_processes import TINY, Process, finish, free_port, in_group, processes, run_pair, some_text, start, steps
 
 
@@ -197,6 +199,29 @@ def test_processes_of_different_versions(text: str, tmp_path: Path) -> None:
     ours = torch.__version__.partition("+")[0]
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert f"differ in the version of torch: '1.13.1' in process 2, '{ours}' in 1; start all" in errors
+
+
+def of_another_teacher(argv: list[str]) -> int:
+    """A run whose second process, perhaps on another machine, finds other weights at its teacher's path."""
+    if os.environ["RANK"] == "1":
+        read = masters.read_start
+
+        def changed(path: str) -> source_model.Start:
+            found = read(path)
+            return replace(found, weights={name: tensor + 1e-3 for name, tensor in found.weights.items()})
+
+        masters.read_start = changed
+    return bitnet_cli.main(argv)
+
+
+def test_processes_with_different_teachers(text: str, tmp_path: Path) -> None:
+    assert bitnet_cli.main(["train", *TINY, "--steps", "1", "--data", text, "--out", str(tmp_path / "source")]) == 0
+    words = ["finetune", str(tmp_path / "source"), "--distill", "0.5", "--steps", "1", "--threads", "1"]
+    pair = start(tmp_path / "run", of_another_teacher, [*words, "--out", str(tmp_path / "run")])
+    assert finish(pair) == [1, 1]
+    errors = (tmp_path / "run" / ".errors").read_text()
+    assert errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "the processes of this run differ in the teacher: " in errors
 
 
 def stopped_early(argv: list[str]) -> int:

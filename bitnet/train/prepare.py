@@ -160,6 +160,8 @@ def _add_references(
     if settings.distilled:
         if teacher is None:
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {run.folder}`")
+        if parallel.size() > 1:
+            parallel.check_same({"the teacher": teacher.digest})
         run.distillation = distill.Distillation(teacher, settings, run.model, data.words)
 
 

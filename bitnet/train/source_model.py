@@ -5,6 +5,7 @@ Facts and figures: docs/finetune.md.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,15 @@ class Start:
         assert self.words
         settings, config = of_source(self.config, draft_only, lora, preference)
         return (self.text if objective == self.objective else {}) | settings, config
+
+    @property
+    def digest(self) -> str:
+        """Of the configuration and the weights."""
+        found = hashlib.sha256(self.config.to_json().encode())
+        for name, tensor in sorted(self.weights.items()):
+            found.update(name.encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()[:16]
 
     @property
     def words(self) -> Tokenizer:
