@@ -124,6 +124,10 @@ def test_a_large_file_is_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert len({start % 4 for size in range(1000, 1040) for start, _ in dataset._checked(size)}) == 1
     file.write_bytes(data)
     assert dataset.Tokens.map(file, "uint32", 1, "").largest == 249
+    odd = np.zeros(501, np.uint16)  # two bytes more than the pieces, which begin at multiples of four
+    odd[-1] = 9
+    file.write_bytes(odd.tobytes())
+    assert dataset.Tokens.map(file, "uint16", 1, "").largest == 9
 
 
 def test_a_disk_that_is_full_says_where(tmp_path: Path) -> None:

@@ -58,10 +58,11 @@ class Tokens:
 
     @property
     def largest(self) -> int:
-        """The largest token id; in a large file, only that of the checked pieces."""
+        """The largest token id; in a large file, only that of the checked pieces and of the last token, which these
+        may miss."""
         size = self.ids.dtype.itemsize
-        pieces = (self.ids[start // size : (start + n) // size] for start, n in _checked(self.ids.nbytes))
-        return max(int(piece.max(initial=0)) for piece in pieces)
+        pieces = [self.ids[start // size : (start + n) // size] for start, n in _checked(self.ids.nbytes)]
+        return max(int(piece.max(initial=0)) for piece in (*pieces, self.ids[-1:]))
 
     @property
     def n_tokens(self) -> int:
