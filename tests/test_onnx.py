@@ -126,6 +126,18 @@ def test_the_engine_agrees(folder: Path, name: str) -> None:
     assert json.loads(json.dumps(report.to_dict()))["form"] == "int8" and "in the form int8" in str(report)
 
 
+@pytest.mark.parametrize(("change", "form"), [({"ternary": (), "head_format": "f32"}, "float"), ({}, "2bit")])
+def test_a_model_without_norms_has_a_noise_floor(
+    change: dict[str, Any], form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gains to move, any difference would be too large: here of floats that grow from layer to layer."""
+    name = f"no norms, {form}"
+    bare = BITNET.replace(pre_norm=False, sub_norm=False, final_norm=False, n_layers=2)
+    monkeypatch.setitem(CONFIGS, name, bare.replace(**change))
+    report, _ = export(folder, name, form)
+    assert report.compared and report.floor_mean > 0
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in GROUPED])
 def test_all_forms_give_the_same_bits(folder: Path, name: str) -> None:
     text = tokens(CONFIGS[name], 2, 40)

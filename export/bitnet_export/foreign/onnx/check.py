@@ -3,7 +3,7 @@
 The matrix products of both are exact, but norms, softmax and exponentials are not, and int8
 rounding is a staircase: see `verify`. The difference between two correct fp32 programs is measured
 with only onnxruntime: the graph against itself with each norm gain moved to a neighbouring
-number, about the effect of a norm that rounds in another order.
+number, about the effect of a norm that rounds in another order. Without norms the projections move.
 
 It compares log-probabilities; without a head the vectors of texts, and with vision those of images.
 """
@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet.config import ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, pixels_of
 from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
 from bitnet_export.checkpoint.scoring import of_length_1
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
-from bitnet_export.packed import records
+from bitnet_export.packed import encodings, records
 from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import Record
 
 from .graph import writes
 from .report import PROMPTS
@@ -71,13 +72,13 @@ def compare(path: Path, file: PackedFile, models: Sequence[Path]) -> dict[str, A
 
 
 class _Pair:
-    """The graph of a stack, and variants with its norm gains moved by one step of fp32."""
+    """The graph of a stack, and variants with its norm gains, or projections, moved by one step of fp32."""
 
     def __init__(self, model: Path, file: PackedFile, stack: int, threads: int) -> None:
         self.config = file.configs[stack]
         self.graph = OnnxModel(model, self.config, threads=threads)
         self._moved = functools.cache(
-            lambda seed: OnnxModel(model, self.config, threads=threads, replaced=_moved_gains(file, stack, seed))
+            lambda seed: OnnxModel(model, self.config, threads=threads, replaced=_moved(file, stack, seed))
         )
 
     def moved(self, seed: int = 1) -> OnnxModel:
@@ -198,14 +199,32 @@ class _Graph:
         return vector
 
 
-def _moved_gains(file: PackedFile, stack: int, seed: int) -> dict[str, Floats]:
-    """The norm gains of a stack, each moved up or down by one step of fp32."""
-    random, moved = np.random.default_rng(seed), {}
-    for key, record in file.tensors.items():
-        if key.stack == stack and records.ROLES[key.role].endswith("norm") and key.part == 0:
-            gain = file.values(record)[0]
-            moved[key.name] = np.nextafter(gain, np.where(random.random(gain.size) < 0.5, np.inf, -np.inf), dtype="f4")
-    return moved
+def _moved(file: PackedFile, stack: int, seed: int) -> dict[str, Floats]:
+    """The norm gains of a stack, each moved up or down by one step of fp32; without norms its projections."""
+    of_stack = {key: record for key, record in file.tensors.items() if key.stack == stack and key.part == 0}
+    gains = {
+        key.name: file.values(record)[0] for key, record in of_stack.items() if records.ROLES[key.role].endswith("norm")
+    }
+    random = np.random.default_rng(seed)
+
+    def moved(x: Floats) -> Floats:
+        return np.nextafter(x, np.where(random.random(x.shape) < 0.5, np.inf, -np.inf), dtype="f4")
+
+    return {name: moved(x) for name, x in (gains or _projections(file, of_stack)).items()}
+
+
+def _projections(file: PackedFile, tensors: Mapping[records.Key, Record]) -> dict[str, Floats]:
+    """What the graph of a model without norms has in fp32: projections of floats, as `Matrices.linear` holds them, and
+    scales; not those of groups, which are within the codes."""
+    found = {}
+    for key, record in tensors.items():
+        if key.layer == records.NONE or records.ROLES[key.role] not in TERNARY_LINEARS:
+            continue
+        if record.scope == encodings.SCALE_NONE:
+            found[key.name] = file.values(record).T
+        elif record.scope != encodings.SCALE_GROUP:
+            found[f"{key.name}.scale"] = file.scales(record)
+    return found
 
 
 class _Difference(NamedTuple):

@@ -30,7 +30,7 @@ class OnnxReport:
     prompts_median: float = 0.0  # of |onnxruntime - engine|
     text_mean: float = 0.0
     text_worst: float = 0.0
-    floor_mean: float = 0.0  # of |onnxruntime - onnxruntime with its norms moved by one step of fp32|
+    floor_mean: float = 0.0  # of |onnxruntime - onnxruntime with its norms, or projections, moved by one step of fp32|
     prefill: tuple[float, float] = (0.0, 0.0)  # tokens per second in onnxruntime and in the engine, roughly
     decode: tuple[float, float] = (0.0, 0.0)  # 0: it does not generate
     images: int = 0  # images whose vectors, normalized to length 1, were compared
