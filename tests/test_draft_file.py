@@ -142,8 +142,22 @@ def test_a_draft_learns_from_what_its_model_writes(tmp_path: Path) -> None:
     data, written = ids[: rows * 64], ids[rows * 64 :]
     assert len(written) >= 2000 and len(written) - rows * 64 < 64  # those that it was to write, at the least
     assert written[:16].tolist() == data[:16].tolist()  # a piece of the data, and what the model says behind it
+    (tmp_path / "source").rename(tmp_path / "moved")  # the run has what it wrote
     assert run("finetune", "--resume", "--out", out, "--steps", 5) == 0
     assert json.loads((out / "step-000005" / "state.json").read_text())["data"] == state["data"]
+
+
+def test_what_a_model_wrote_is_that_of_its_weights(tmp_path: Path) -> None:
+    """Wherever the model is: a folder may be moved, or hold another model than before."""
+    (np.arange(161) % 200).astype(np.uint16).tofile(tmp_path / "a.bin")
+    tokens = dataset.Tokens.map(tmp_path / "a.bin", "uint16", 161, "x")
+    words = tokenizer.build("byte", [], 257)
+    settings = Settings(self_written=600, quantize_warmup=0.5, draft=True, draft_only=True, source="x")
+    weights = {"q.weight": torch.zeros(2, 2)}
+    here, moved = (Start(f"checkpoint {name}/step-000001", SMALL, weights, words) for name in ("here", "moved"))
+    other = Start(here.what, SMALL, {"q.weight": torch.ones(2, 2)}, words)
+    digests = [own_text._digest(settings, start, tokens, 16) for start in (here, moved, other)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_behind_a_text_that_ends_early_stands_another(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -33,17 +34,16 @@ def added(
         raise TrainingError("self_written is of one text; give it with --data")
     if start.writes is None:
         raise TrainingError(f"{start.what} cannot be run by the engine, so it writes nothing; leave --self-written out")
-    parallel.from_first(lambda: _write(settings, start, tokens, context))
     digest = _digest(settings, start, tokens, context)
     file = settings.run_folder / f"train-{digest}.bin"
+    parallel.from_first(lambda: _write(file, settings, start, tokens, context))
     ids = np.memmap(file, tokens.ids.dtype, mode="r")
     n_bytes = round(len(ids) * tokens.bytes_per_token)
     mapped = dataset.Tokens.map(file, tokens.ids.dtype.name, n_bytes, digest)
     return objectives.batches(settings, config, words, mapped, context, start.generation)
 
 
-def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
-    file = settings.run_folder / f"train-{_digest(settings, start, tokens, context)}.bin"
+def _write(file: Path, settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
     if file.exists():
         return
     writes = cast(Callable[..., Iterator[list[int]]], start.writes)
@@ -89,5 +89,5 @@ def _rows(
 
 
 def _digest(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> str:
-    said = f"{tokens.digest}\0{settings.self_written}\0{context}\0{settings.seed}\0{start.what}"
+    said = f"{tokens.digest}\0{settings.self_written}\0{context}\0{settings.seed}\0{start.digest}"
     return hashlib.sha256(said.encode()).hexdigest()[:16]
