@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageSequence, PngImagePlugin
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -39,6 +40,27 @@ def test_files_give_the_numbers_of_the_processors_of_transformers(
             np.testing.assert_allclose(processor.floats(path), reference, atol=2**-22, rtol=0)
             assert (processor.bytes(path) == np.rint(reference * 255)).all()
             assert processor.floats(path).dtype == np.float32 and processor.floats(path).flags.c_contiguous
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+def test_a_tensor_is_as_its_array(kind: torch.dtype) -> None:
+    tensor = torch.from_numpy(noise(30, 40, 3))
+    tensor = tensor if kind == torch.uint8 else tensor.to(kind) / 255
+    assert (Processor(S).floats(tensor) == Processor(S).floats(tensor.numpy())).all()
+    both = Processor(S).batch(torch.stack([tensor, tensor.flip(0)]))
+    assert len(both) == 2 and (both[0] == Processor(S).floats(tensor)).all()
+
+
+def test_an_open_file_is_as_its_bytes(tmp_path: Path) -> None:
+    """From its beginning, as Pillow reads it: whoever wrote a BytesIO is at its end."""
+    data = encoded(noise(30, 40, 3), "PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    buffer = io.BytesIO()
+    buffer.write(data)
+    expected = Processor(S).bytes(data)
+    with (tmp_path / "a.png").open("rb") as file:
+        for source in (buffer, buffer, file):
+            assert (Processor(S).bytes(source) == expected).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])

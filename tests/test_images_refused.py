@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -215,6 +216,30 @@ def test_an_eps_that_pillow_opened_starts_no_program() -> None:
     closed.close()
     with pytest.raises(ImageError, match="an image of Pillow: it is damaged"):
         Processor(S).floats(closed)
+
+
+def test_what_is_open_and_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(noise(S, S, 3), "PNG"))
+    closed = io.BytesIO(b"x")
+    closed.close()
+    with (tmp_path / "a.png").open(encoding="utf-8") as wrong:
+        for source, said in (
+            (io.StringIO("x"), 'gives "?.x.*expected bytes: open it with "rb"'), (closed, "cannot be read: .* closed"),
+            (wrong, "cannot be read: .*utf-8.*; expected a file open for bytes"), (io.BytesIO(), "it has 0 bytes"),
+        ):  # fmt: skip
+            with pytest.raises(ImageError, match=said):
+                Processor(S).floats(source)  # type: ignore[arg-type]
+
+
+def test_tensors_that_are_no_picture() -> None:
+    for tensor, said in (
+        (torch.zeros(3, S, S), r"of a tensor \.permute\(1, 2, 0\), puts the channels last"),
+        (torch.zeros(S, S, 3, dtype=torch.bfloat16), "a Tensor that is no array: .*BFloat16"),
+        (torch.zeros(S, S, 3, requires_grad=True), "a Tensor that is no array: .*detach"),
+        (torch.zeros(S, S, 3, device="meta"), "a Tensor that is no array: "),
+    ):
+        with pytest.raises(ImageError, match=said):
+            Processor(S).floats(tensor)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class ModelImages(ModelFacts):
-    """What an image becomes. A picture is a file's name, its bytes, a data: URL, an image of Pillow or an array: see
-    `bitnet_runtime.images.processor`."""
+    """What an image becomes. A picture is a file's name or the open file, its bytes, a data: URL, an image of Pillow or
+    an array: see `bitnet_runtime.images.processor`."""
 
     @once
     def processor(self) -> Processor:

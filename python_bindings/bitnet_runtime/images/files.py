@@ -169,6 +169,19 @@ def _regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(number, "rb")
 
 
+def content_of(file: Any) -> bytes:
+    """The bytes of an open file, such as io.BytesIO, from its beginning if it can be sought. Raises ImageError."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # a pipe; reading says that it is closed
+        file.seek(0)
+    try:
+        found = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # closed, or of text and no UTF-8
+        raise ImageError(f"{shown(file)} cannot be read: {error}; expected a file open for bytes") from None
+    if not isinstance(found, bytes):
+        raise ImageError(f'{shown(file)} gives {shown(found, 40)}, expected bytes: open it with "rb"')
+    return found
+
+
 def is_data(text: str) -> bool:
     return text[:5].lower() == "data:"
 

@@ -11,18 +11,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from bitnet_runtime.errors import ImageError, naming, shown
-from bitnet_runtime.images.files import MOST_PIXELS, Decoded, check_size, is_data, is_pillow_image, pillow_image
+from bitnet_runtime.images.files import (
+    MOST_PIXELS,
+    Decoded,
+    check_size,
+    content_of,
+    is_data,
+    is_pillow_image,
+    pillow_image,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image as PillowImage
 
-    Image = str | os.PathLike[str] | bytes | PillowImage.Image | NDArray[Any]
-    """A picture: the name of a file, its bytes, a data: URL, an image of Pillow, or an array.
+    class Arrays(Protocol):
+        """An array of numpy, or what becomes one, such as a tensor of torch on the CPU."""
+
+        def __array__(self) -> NDArray[Any]: ...
+
+    Image = str | os.PathLike[str] | bytes | BinaryIO | PillowImage.Image | Arrays
+    """A picture: the name of a file, its bytes, a file open for bytes, a data: URL, an image of Pillow, or an array.
 
     Arrays are (height, width), or (height, width, 1, 3 or 4): channels last, the fourth is alpha. uint8, or float
     from 0 to 1.
@@ -147,20 +160,31 @@ def count(images: Image | Sequence[Image]) -> int:
 def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows, str]:
     """Height, width, and what gives rows: (rows, width) or (rows, width, 1, 3 or 4), uint8 or float. And its name,
     which an array does not have."""
-    import numpy as np
 
-    if isinstance(image, np.ndarray):
-        array: NDArray[Any] = np.asarray(image)
+    if not is_pillow_image(image) and hasattr(image, "__array__"):
+        array = _array_of(image)
         _check_array(array, most_pixels)
         return array.shape[0], array.shape[1], lambda top, bottom: array[top:bottom], ""
     if isinstance(image, (bytearray, memoryview)):
         image = bytes(image)
+    if hasattr(image, "read"):
+        image = content_of(image)
     if not (isinstance(image, (str, bytes, os.PathLike)) or is_pillow_image(image)):
         raise ImageError(
-            f"{shown(image)}, expected the name of a file, its bytes, an image of Pillow, or a numpy array"
+            f"{shown(image)}, expected the name of a file, its bytes, an open file, an image of Pillow, or an array"
         )
-    decoded = Decoded(image, most_pixels)
+    decoded = Decoded(cast(Any, image), most_pixels)
     return decoded.height, decoded.width, decoded.rows, decoded.name
+
+
+def _array_of(image: Any) -> NDArray[Any]:
+    """An array, or what makes one, such as a tensor of torch. Raises ImageError: it cannot."""
+    import numpy as np
+
+    try:
+        return np.asarray(image)
+    except Exception as error:  # there is no list of them: of another device, or of numbers that numpy lacks
+        raise ImageError(f"{shown(image, 40)}, a {type(image).__name__} that is no array: {error}") from None
 
 
 def _check_array(array: NDArray[Any], most_pixels: int) -> None:
@@ -168,7 +192,7 @@ def _check_array(array: NDArray[Any], most_pixels: int) -> None:
         first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
         raise ImageError(
             f"an array of shape {array.shape}, expected (height, width), or (height, width, 1, 3 or 4)"
-            + ("; .transpose(1, 2, 0) puts the channels last" if first else "")
+            + ("; .transpose(1, 2, 0), of a tensor .permute(1, 2, 0), puts the channels last" if first else "")
         )
     check_size(array.shape[1], array.shape[0], most_pixels)
     if array.dtype != "uint8" and array.dtype.kind != "f":
