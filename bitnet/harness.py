@@ -239,6 +239,20 @@ def _judge(rows: Any, targets: Sequence[int]) -> tuple[float, bool]:
 # ---- the verb ----
 
 
+def tasks_of(names: Sequence[str]) -> TaskManager:
+    """The harness's tasks, and those of files. names: tasks, groups, or YAML files that define a task.
+
+    Raises ValueError if there is no such task.
+    """
+    files = [Path(name) for name in names if name.endswith(YAML)]
+    with contextlib.redirect_stdout(sys.stderr):
+        manager = TaskManager(include_defaults=len(files) < len(names))  # which reads all 14,000 of the harness
+        check_names(names, manager.all_tasks)
+        for file in files:
+            _check_file(file, manager)
+    return manager
+
+
 def report(
     model: Model,
     names: Sequence[str],
@@ -247,21 +261,17 @@ def report(
     chat: bool,
     between: Callable[[], None] = lambda: None,
     adapter: str | None = None,
+    manager: TaskManager | None = None,
 ) -> tuple[dict[str, Any], str]:
     """The output of `bitnet eval --tasks`: the harness's figures by task, and its table.
 
-    names: tasks, groups, or YAML files that define a task. between, adapter: as in EngineLM.
-    Raises ValueError if there is no such task.
+    names: as of `tasks_of`, whose result is `manager`, if it was asked. between, adapter: as in EngineLM.
     """
-    files = [Path(name) for name in names if name.endswith(YAML)]
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
+    manager = manager or tasks_of(names)
     evaluator.get_git_commit_hash = lambda: None  # it runs git, whose error outside of a repository would be shown
     with contextlib.redirect_stdout(sys.stderr):  # progress messages of the harness are not the result
-        manager = TaskManager(include_defaults=len(files) < len(names))  # reading the harness's 14,000 takes seconds
-        check_names(names, manager.all_tasks)
-        for file in files:
-            _check_file(file, manager)
         found = evaluator.simple_evaluate(
             EngineLM(model, between=between, adapter=adapter),
             tasks=list(names),

@@ -29,8 +29,10 @@ def in_engine(checkpoint: Checkpoint, **options: Any) -> Iterator[Model]:
 
 def ask(folder: Path, settings: Settings, between: Callable[[], None]) -> dict[str, Any]:
     """The figures of a checkpoint. between: see `report`. Raises ValueError: there is no such task."""
-    from bitnet.harness import report
+    from bitnet.harness import report, tasks_of
     from bitnet.train.checkpoint import Checkpoint
 
+    names = settings.tasks.split(",")
+    manager = tasks_of(names)  # a wrong name is told before the checkpoint is packed
     with in_engine(Checkpoint.open(folder), kv_type="f32", threads=settings.threads or None) as model:
-        return report(model, settings.tasks.split(","), None, settings.tasks_limit, chat=False, between=between)[0]
+        return report(model, names, None, settings.tasks_limit, False, between, manager=manager)[0]

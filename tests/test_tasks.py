@@ -15,6 +15,7 @@ from bitnet import harness
 from bitnet.report import page
 from bitnet.train import runlog, tasks
 from bitnet.train.checkpoint import all_of
+from bitnet_export.checkpoint import pack
 from training import TINY, bitnet, bits, killed_before, losses
 
 
@@ -142,12 +143,17 @@ def test_a_run_that_patience_ends_is_asked_in_the_end(
     assert list(asked(run)) == [0, 10] and all_of(run)[-1].name == "step-000010"
 
 
-def test_a_task_that_is_none(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_is_none(
+    sentences: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
+    monkeypatch.setattr(pack, "pack_checkpoint", lambda *_, **__: pytest.fail("packed before the name was looked up"))
     assert bitnet("train", *TINY, "--data", sentences, "--tasks", "none.yaml", "--out", run) == 1
     said = capsys.readouterr().err
     assert "none.yaml does not exist, expected a file that defines a task" in said and "cannot be written" not in said
     assert not run.exists()
+    assert bitnet("eval", finished, "--tasks", "none.yaml") == 1
+    assert "none.yaml does not exist, expected a file that defines a task" in capsys.readouterr().err
 
 
 def test_the_score_of_tasks() -> None:

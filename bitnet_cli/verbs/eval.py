@@ -79,6 +79,12 @@ def run(args: argparse.Namespace) -> int:
     shown = ""
     figures: dict[str, Any] = {}
     checkpoint = None if is_packed else _opened(source)
+    names = args.tasks.split(",") if args.tasks else []
+    manager = None
+    if checkpoint and names:
+        from bitnet.harness import tasks_of
+
+        manager = tasks_of(names)  # a wrong name is told before the checkpoint is packed
     if checkpoint:
         _check_samples(checkpoint.config, args)
         if args.threads:
@@ -100,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
             if args.adapter and model.image:
                 raise ValueError("--adapter is for models of text alone here; measure its run: bitnet eval RUN")
             adapter = adapter_of(model)
-            if args.tasks:
+            if names:
                 from bitnet.harness import report
 
-                names = args.tasks.split(",")
-                figures, shown = report(model, names, args.fewshot, args.limit, args.chat, adapter=adapter)
+                more: dict[str, Any] = {"adapter": adapter, "manager": manager}
+                figures, shown = report(model, names, args.fewshot, args.limit, args.chat, **more)
             elif is_packed:
                 figures = of_packed(model, args)
                 shown = line(figures)
