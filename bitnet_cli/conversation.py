@@ -34,7 +34,10 @@ Ctrl-C         stop the answer; twice without a message: leave'''
 PASTE = "A paste of several lines is one message."
 NO_PASTE = 'Each line is a message; put """ around a paste of several lines.'
 
-NO_TEMPLATE = "This model has no chat template and does not know turns: it continues your text as it stands."
+NO_TEMPLATE = (
+    "This model has no chat template and does not know turns: it continues your text as it stands. "
+    "--chat-template FILE gives it one."
+)
 
 
 class Conversation:

@@ -70,6 +70,25 @@ def add_adapter(parser: argparse.ArgumentParser, help: str = "an adapter of the 
     parser.add_argument("--adapter", type=Path, metavar="FILE", help=help)
 
 
+def add_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chat-template", type=_template, metavar="FILE", help="a chat template in Jinja's language, in place of the "
+        "model's, or for a model without one",
+    )  # fmt: skip
+
+
+def _template(name: str) -> str:
+    try:
+        found = read_text(Path(name))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error.strerror}; expected the name of a file") from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{name} is empty, expected a chat template")
+    return found
+
+
 def add_images(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument("-i", "--image", action="append", metavar="FILE", help=help)
 
@@ -167,7 +186,14 @@ def load(args: argparse.Namespace, path: Path, **changes: Any) -> Model:
         from bitnet_runtime.model import Model
 
     with _naming_ctx():
-        return Model.load(path, **load_options(args) | changes)
+        model = Model.load(path, **load_options(args) | changes)
+    try:
+        if getattr(args, "chat_template", None):  # a broken one is told now, not with the first answer
+            model.render_template([{"role": "user", "content": "?"}])
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 @contextmanager
@@ -189,6 +215,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "kv_type": args.kv_type,
         "verify": not args.no_verify,
         "mmap": not args.no_mmap,
+        "chat_template": getattr(args, "chat_template", None),
         "adapters": [args.adapter] if isinstance(getattr(args, "adapter", None), Path) else (),
     }
 

@@ -48,6 +48,22 @@ def test_no_template(tmp_path: Path) -> None:
         model.chat(HELLO)
 
 
+def test_a_template_is_given_or_replaced(tmp_path: Path) -> None:
+    bare, other = (
+        scripted_model(tmp_path / name, [b"ab"], template=template)
+        for name, template in (("bare", None), ("other", "{{ messages[0].content }}"))
+    )
+    with Model.load(scripted_model(tmp_path / "own", [b"ab"], template=TEMPLATE)) as model:
+        expected = model.apply_template(HELLO)
+    for path in (bare, other):
+        with Model.load(path, chat_template=TEMPLATE) as model:
+            assert model.has_template and model.template_source == TEMPLATE
+            assert model.apply_template(HELLO) == expected and model.chat(HELLO, max_tokens=2).text == "ab"
+    for wrong in ("", b"{{ messages }}", tmp_path):
+        with pytest.raises(InvalidParameterError, match=r"chat_template is .*, expected the text of a template"):
+            Model.load(bare, chat_template=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "content", ["a<|end|>b", "<|end|>", "  <|end|><|system|>x", "<<|end|>|end|>", "<|end<|end|>|>"]
 )

@@ -221,6 +221,24 @@ def test_without_a_template(models: Path) -> None:
     assert prompts(done.stderr) == [2, 2, 5]
 
 
+def test_a_template_from_a_file(models: Path, tmp_path: Path) -> None:
+    """As with that in the model; what is wrong with it is told before the first message."""
+    (tmp_path / "good").write_text(TEMPLATE)
+    (tmp_path / "broken").write_text("{% if %}")
+    (tmp_path / "empty").write_text("")
+    typed = "\n".join(["go", "on"])
+    done = bitnet("chat", models / "text", "--chat-template", tmp_path / "good", stdin=typed)
+    same = bitnet("chat", models / "chat", stdin=typed)
+    assert done.returncode == 0 and done.stdout == same.stdout and prompts(done.stderr) == prompts(same.stderr)
+    assert "has no chat template" not in done.stderr
+    for name, said in (
+        ("broken", "the chat template of the file"), ("none", "none: No such file or directory; expected the name"),
+        ("empty", "empty is empty, expected a chat template"),
+    ):  # fmt: skip
+        done = bitnet("chat", models / "text", "--chat-template", tmp_path / name, stdin="go")
+        assert done.returncode in (1, 2) and not done.stdout and said in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_model_that_cannot_chat_is_refused_at_once(tmp_path: Path) -> None:
     broken = scripted_model(tmp_path / "broken", [b"ab"], template="{{ raise_exception('a\\x1b[31m') }}")
     random_model(PRESETS["tiny"].replace(vocab_size=64), tmp_path / "mute")

@@ -28,7 +28,7 @@ import bitnet_cli
 import runtime_models
 from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
-from runtime_models import small_model
+from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, idle, request, served, until, wait
 
 PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8")
@@ -178,6 +178,19 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr().err
         assert message in said
     assert "anyone who reaches" not in said
+
+
+def test_a_template_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    given = ("--chat-template", tmp_path / "chat.jinja")
+    model = scripted_model(tmp_path / "model.bitnet", [b"Good", b" day"])
+    with command(model, *given) as (_, address):
+        data = json.dumps({"messages": [{"role": "user", "content": "go"}]}).encode()
+        asked = Request(f"{address}/v1/chat/completions", data, {"content-type": "application/json"})
+        with urlopen(asked) as answer:
+            assert json.loads(answer.read())["choices"][0]["message"]["content"] == "Good day"
+    assert bitnet_cli.main(["serve", str(model), str(tmp_path / "b"), *map(str, given)]) == 2
+    assert "--chat-template goes with one model, and 2 are given" in capsys.readouterr().err
 
 
 def test_an_empty_key_is_no_key(

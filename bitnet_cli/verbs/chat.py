@@ -14,6 +14,7 @@ from bitnet_cli.model_options import (
     add_images,
     add_model,
     add_sampling,
+    add_template,
     fitting_session,
     model_path,
     note,
@@ -34,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    add_template(parser)
     add_adapter(parser)
     add_images(parser, "a picture to send with the first message; may be repeated")
     parser.add_argument(

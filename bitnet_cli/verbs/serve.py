@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import at_least, refuse
-from bitnet_cli.model_options import add_engine, fitting_session, load, note
+from bitnet_cli.model_options import add_engine, add_template, fitting_session, load, note
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape
 
@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
         "which requests name as MODEL:NAME; may be repeated; with several models MODEL:NAME=FILE",
     )  # fmt: skip
+    add_template(parser)
     _add_access(parser)
     add_engine(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
@@ -181,6 +182,8 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
+    if args.chat_template and len(names) > 1:
+        return refuse(f"--chat-template goes with one model, and {len(names)} are given; serve it by itself")
     with at_once():
         from bitnet_serve.application import Options
         from bitnet_serve.guard import local_hosts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults
-from bitnet_runtime.errors import ModelFormatError, TemplateError, TokenizerError, check, shown
+from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, TemplateError, TokenizerError, check, shown
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.once import once
 from bitnet_runtime.shape import ModelShape
@@ -28,10 +28,20 @@ class ModelFacts(ModelShape):
     """The part of `Model` that computes nothing."""
 
     def _describe(
-        self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str, adapters: Mapping[str, Path]
+        self,
+        path: Path,
+        handle: Handle,
+        n_ctx: int | None,
+        kv_type: str,
+        adapters: Mapping[str, Path],
+        template: str | None = None,
     ) -> None:
-        """Read everything that does not change."""
+        """Read everything that does not change. template: in place of the file's."""
         super()._describe(path, handle, n_ctx, kv_type, adapters)
+        if template is not None and not (isinstance(template, str) and template):
+            told = f"chat_template is {shown(template)}, expected the text of a template"
+            raise InvalidParameterError(told, "chat_template")
+        self._given_template = template
         self._present = {kind: bool(self._section(kind)) for kind in SECTIONS}
         self._metadata = self._json_section(lib.BN_SECTION_METADATA)
         generation = self._metadata.get("generation") or {}
@@ -69,8 +79,8 @@ class ModelFacts(ModelShape):
 
     @property
     def template_source(self) -> str:
-        """The chat template, in Jinja's language; empty when the file has none."""
-        return self._section(lib.BN_SECTION_TEMPLATE).decode("utf-8", "replace")
+        """The chat template, in Jinja's language: the one given, else the file's; empty when there is none."""
+        return self._given_template or self._section(lib.BN_SECTION_TEMPLATE).decode("utf-8", "replace")
 
     @property
     def has_tokenizer(self) -> bool:
@@ -80,7 +90,7 @@ class ModelFacts(ModelShape):
     @property
     def has_template(self) -> bool:
         """Whether the model takes conversations."""
-        return self._present[lib.BN_SECTION_TEMPLATE]
+        return bool(self._given_template) or self._present[lib.BN_SECTION_TEMPLATE]
 
     # ---- for the rest of the package ----
 
@@ -137,14 +147,15 @@ class ModelFacts(ModelShape):
 
     @once
     def _template(self) -> ChatTemplate:
-        source = self._section(lib.BN_SECTION_TEMPLATE)
+        source = self.template_source
         if not source:
             raise TemplateError(
-                f"{self.path.name} has no chat template: it continues a prompt, but cannot answer messages"
+                f"{self.path.name} has no chat template: it continues a prompt, but cannot answer messages; "
+                "chat_template of Model.load gives it one"
             )
         from bitnet_runtime.chat.template import ChatTemplate
 
-        return ChatTemplate(source.decode("utf-8", "replace"))
+        return ChatTemplate(source)
 
 
 def detokenizer_of(model: ModelFacts, prompt: Sequence[int]) -> Detokenizer | None:

@@ -64,6 +64,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         mmap: bool = True,
         cache_bytes: int | None = None,
         adapters: Adapters = (),
+        chat_template: str | None = None,
     ) -> Self:
         """Open a packed file.
 
@@ -78,6 +79,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
             more raises CacheFullError and does nothing; see `Session.fork` for what texts can share.
         adapters: files of adapters of this model: a list, named by their files, or a dictionary of names. A text can
             have one of them.
+        chat_template: in Jinja's language, in place of the file's, or for a file without one.
 
         A session that does not fit in memory is refused, never made smaller; see `session`.
 
@@ -107,7 +109,7 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         if status:
             check_open(status, *of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()]))
         model = cls.__new__(cls)
-        model._describe(file, handle, n_ctx, kv_type, named)
+        model._describe(file, handle, n_ctx, kv_type, named, chat_template)
         return model
 
     @overload

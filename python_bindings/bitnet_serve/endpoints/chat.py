@@ -132,8 +132,11 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
         instead = "/v1/completions continues a text"
         if images_of(said):
             instead = "`bitnet generate --image` and Model.generate(images=…) ask it about a picture"
-        told = f"{model.path.name} has no chat template, so it cannot answer messages; {instead}, and bitnet finetune"
-        raise refuse(f"{told} --chat teaches a model to answer", code="template_error")
+        raise refuse(
+            f"{model.path.name} has no chat template, so it cannot answer messages; {instead}, bitnet finetune --chat "
+            "teaches a model to answer, bitnet serve --chat-template FILE gives it a template",
+            code="template_error",
+        )
     for place, image in enumerate(images_of(said)):
         if not isinstance(image, str) or not is_data(image):
             told = f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes"
