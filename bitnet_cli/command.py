@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {word!r}" + (self.elsewhere(word) or _did_you_mean(word, options)))
 
     def elsewhere(self, word: str) -> str:
-        """Points to a verb that has an option this one lacks."""
+        """Says where an option belongs that this verb lacks."""
         return ""
 
 
@@ -95,7 +95,11 @@ class VerbParser(Parser):
         if not (other := KIN.get(self._verb)):
             return ""
         _module(other).arguments(theirs := Parser())
-        return f", which is of bitnet {other}" if word in theirs._option_string_actions else ""
+        if word in theirs._option_string_actions:
+            return f", which is of bitnet {other}"
+        from bitnet.settings import of_the_model
+
+        return of_the_model(word.removeprefix("--").replace("-", "_"))
 
 
 def _module(verb: str) -> Any:

@@ -45,6 +45,8 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
         (["train", "--lora", "3"], "unknown option '--lora', which is of bitnet finetune"),
         (["finetune", "x", "--tokenizer", "byte"], "unknown option '--tokenizer', which is of bitnet train"),
+        (["train", "--dim", "64"], "unknown option '--dim', which is of the model: --set dim=VALUE, or "),
+        (["finetune", "x", "--vocab-size=9"], "'--vocab-size', which is of the model: --set vocab_size=VALUE"),
         (["eval", "x", "y"], "unexpected argument 'y'; text to read follows --data\n"),
         (["inspect", "x", "y"], "unexpected argument 'y'\n"),
         (["generate", "x", "-p", "-y"], "expected one argument; one that begins with - is given as --prompt=VALUE\n"),

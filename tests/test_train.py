@@ -260,6 +260,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
     ("toml", "message"),
     [
         ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate'"),
+        ("[train]\ndim = 3\n", "c.toml: unknown training option 'dim', which is of the model: --set dim=VALUE"),
+        ("[model]\nlr = 1.0\n", "c.toml: unknown model option 'lr', which is of training: --lr, or [train] in a file"),
         ("[train]\nlrr = 1.0\n", "c.toml: unknown training option 'lrr', did you mean 'lr'?"),
         ("[model]\ndimm = 3\n", "c.toml: unknown model option 'dimm', did you mean 'dim'?"),
         ("train = 3\n", "c.toml: train is 3, expected a table [train]"),

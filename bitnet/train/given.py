@@ -96,7 +96,9 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
     own = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in WITHIN]
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
-        near = did_you_mean(unknown[0], names)
+        training = any(unknown[0] == f.name for f in dataclasses.fields(Settings))
+        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file;" * training
+        near = of_training or did_you_mean(unknown[0], names)
         raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
     return model
 
