@@ -5,13 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+FOREIGN = {".gguf": "gguf", ".onnx": "onnx"}
+"""Endings of files that are not packed ones, with the value of `bitnet convert --to` that writes them."""
 
 
 def refuse(message: str) -> int:
     """Print what is wrong. Returns the exit code of wrong usage."""
     print(f"bitnet: error: {message}", file=sys.stderr)
     return 2
+
+
+def misnamed(out: str) -> str:
+    """Why a new packed file should not have this name; "" if it may. (Existing files have refusals of their own.)"""
+    if not (to := FOREIGN.get(Path(out).suffix.lower())) or Path(out).exists():
+        return ""
+    packed, target = Path(out).with_suffix(".bitnet"), out if to == "gguf" else Path(out).with_suffix("")
+    return (
+        f"{out} would be a packed file, expected a name such as {packed}; "
+        f"after that, `bitnet convert {packed} {target} --to {to}`"
+    )
 
 
 class Once(argparse.Action):

@@ -202,6 +202,17 @@ def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.Capt
     assert "layers.1.down.weight" in table and "64 × 40" in table and f"{file.sections[0].crc:08x}" in table
 
 
+@pytest.mark.parametrize("verb", ["export", "convert"])
+@pytest.mark.parametrize(("ending", "target"), [("gguf", "m.gguf --to gguf"), ("onnx", "m --to onnx")])
+def test_a_packed_file_is_not_named_as_another_kind(
+    verb: str, ending: str, target: str, untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(untrained), str(tmp_path / f"m.{ending}")]) == 2
+    packed = tmp_path / "m.bitnet"
+    message = f"expected a name such as {packed}; after that, `bitnet convert {packed} {tmp_path}/{target}`\n"
+    assert message in capsys.readouterr().err and not (tmp_path / f"m.{ending}").exists()
+
+
 def test_inspect_refuses_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.gguf").write_bytes(hostile_packed.foreign_files()["gguf"])
     for path, message in ((tmp_path / "m.gguf", "found a GGUF file"), (tmp_path / "none", "No such file")):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, encodings, refuse
+from bitnet_cli.arguments import at_least, encodings, misnamed, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         if args.to not in _GOES_WITH[name]:
             targets = " and ".join(map(_target, _GOES_WITH[name]))
             return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
+    if not args.to and (told := misnamed(args.out)):
+        return refuse(told)
     if not Path(args.source).exists():
         published = "a Hugging Face folder or a GGUF file; get one with: hf download OWNER/MODEL --local-dir FOLDER"
         kind = "a packed file" if args.to else published

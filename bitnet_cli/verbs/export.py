@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, encodings, refuse
+from bitnet_cli.arguments import at_least, encodings, misnamed, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import say
 
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return refuse("--tokens goes with a checkpoint; a packed file is compared bit by bit, not on a text")
     if args.base and (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0"):
         return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
+    if told := misnamed(args.out):
+        return refuse(told)
     with at_once():
         from bitnet_export.checkpoint.adapter import export_adapter
         from bitnet_export.checkpoint.pack import export_checkpoint
