@@ -197,6 +197,15 @@ def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsy
     assert Checkpoint.open(folder).model.config.dim == 32
 
 
+@pytest.mark.parametrize(("rate", "told"), [("0.01", False), ("10", True)])
+def test_a_loss_above_that_of_guessing_is_told(
+    rate: str, told: bool, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), "--lr", rate) == 0
+    line = r"the last loss, [\d.]+ nats, is above the [\d.]+ of guessing: .* lower --lr\n"
+    assert bool(re.search(line, capsys.readouterr().err)) == told
+
+
 def test_too_little_validation_text_is_told_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -193,6 +193,12 @@ class Run:
         log.write(record | {"final": True} if last else record)
         if last and (error := getattr(result, "standard_error", None)):
             say(f"the last loss is on a part, standard error {error:.4f}; bitnet eval {self.folder} uses all")
+        guessing = math.log(max(2, self.model.config.vocab_size))
+        if last and (loss := getattr(result, "nats_per_token", 0.0)) > guessing:
+            say(
+                f"the last loss, {loss:.2f} nats, is above the {guessing:.2f} of guessing: the run is too short or its "
+                "learning rate too high; try a lower --lr"
+            )
         return result
 
 
