@@ -579,11 +579,11 @@ typedef struct bn_entry {
  * batching: others may come with each call): append the tokens of each, then choose. All chosen
  * tokens but the last are appended too, as they had been drafted and verified along with the
  * others; the last one is for the next call to append. All are bit for bit what calls with one text
- * and one token give. A text that fails is left as by bn_session_append, and the others continue;
- * returns the first status that is not BN_OK. Invalid arguments give BN_ERR_ARGUMENT before any
- * work. What does not fit in one turn is done in several. A cancel during the call ends a piece of
- * a prompt longer than bn_session_options.batch after its current block; otherwise it takes effect
- * at the next call. */
+ * and one token give. A text that fails, such as by its sampler, is left as by bn_session_append,
+ * and the others continue; returns the first status that is not BN_OK. Any other invalid argument
+ * gives BN_ERR_ARGUMENT to all entries before any work. What does not fit in one turn is done in
+ * several. A cancel during the call ends a piece of a prompt longer than bn_session_options.batch
+ * after its current block; otherwise it takes effect at the next call. */
 BN_API bn_status bn_step_batch(bn_entry *entries, int32_t n);
 
 /* Set the seed of the sampling noise; a new session has seed 0. To continue one text in several

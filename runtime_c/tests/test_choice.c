@@ -376,7 +376,8 @@ static void test_penalties_beside_vectors(void) {
     bn_session_free(s);
 }
 
-/* A text with an invalid sampler is not changed, and the others continue. */
+/* A text with an invalid sampler is not changed, and the others continue. Another invalid argument
+ * changes none. */
 static void test_wrong_sampler(void) {
     const bn_sampler wrong = {.temperature = (float)NAN};
     bn_session *s = prompted(model, NULL, prompt), *other = prompted(model, NULL, prompt);
@@ -391,6 +392,12 @@ static void test_wrong_sampler(void) {
     CHECK(entries[0].status == BN_ERR_ARGUMENT && entries[1].status == BN_OK);
     CHECK(bn_session_position(s) == PROMPT && bn_session_position(other) == PROMPT + 1);
     CHECK(chosen[0] == -7 && entries[0].n_chosen == 0 && entries[1].n_chosen == 1);
+    entries[0].n_tokens = 0; /* refuses the call, which every entry says */
+    entries[0].status = BN_OK;
+    CHECK_EQ(bn_step_batch(entries, 2), BN_ERR_ARGUMENT);
+    for (int i = 0; i < 2; i++)
+        CHECK(entries[i].status == BN_ERR_ARGUMENT && entries[i].n_chosen == 0);
+    CHECK(bn_session_position(s) == PROMPT && bn_session_position(other) == PROMPT + 1);
     bn_session_free(s);
     bn_session_free(other);
 }

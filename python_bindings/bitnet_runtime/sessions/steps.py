@@ -60,7 +60,6 @@ class Entry:
             self._draft[0 : len(draft)] = draft
         struct.n_tokens, struct.n_draft, struct.most = n, len(draft), most
         struct.sampler, self._sampler = sampler.struct if sampler else ffi.NULL, sampler
-        struct.n_chosen = struct.status = 0  # a call that is refused leaves these as they are
 
     def handle(self) -> Handle:
         """Of the session. Raises StateError: it has another text by now; ClosedError."""
@@ -110,14 +109,13 @@ def _step(entries: Sequence[Entry]) -> None:
         if n := array[i].n_chosen:
             entry.chosen = ffi.unpack(array[i].chosen, n)
     if status:
-        _take_errors(going, [array[i].status for i in range(len(going))], status)
+        _take_errors(going, [array[i].status for i in range(len(going))])
 
 
-def _take_errors(entries: Sequence[Entry], found: Sequence[int], status: int) -> None:
-    """found: what became of each; where all went well the call was refused, before any work."""
-    refused = 0 if any(found) else status
-    for entry, own in zip(entries, found, strict=True):
+def _take_errors(entries: Sequence[Entry], found: Sequence[int]) -> None:
+    """found: what became of each."""
+    for entry, status in zip(entries, found, strict=True):
         try:
-            entry.session._check(own or refused, len(entry.tokens))
+            entry.session._check(status, len(entry.tokens))
         except BitnetError as error:
             entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions

@@ -110,21 +110,37 @@ static void go_on(bn_entry *entry, double begin) {
     }
 }
 
-bn_status bn_step_batch(bn_entry *entries, int32_t n) {
-    BN_STANDARD_FLOATS;
-    if (!entries || n < 1)
-        return BN_ERR_ARGUMENT;
-    const double begin = entries->moment > 0 ? bn_seconds() : 0;
+/* Whether the arguments are valid; those of the samplers are checked text by text. */
+static int are_valid(const bn_entry *entries, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         const bn_entry *p = &entries[i];
         if (!p->session || p->session->stack != entries->session->stack || !p->tokens ||
             p->n_tokens < 1 || p->most < 0 || !(p->moment >= 0) || p->n_draft < 0 ||
             (p->most > 0 && !p->chosen) || (p->n_draft > 0 && !p->draft))
-            return BN_ERR_ARGUMENT;
+            return 0;
         for (int32_t j = 0; j < i; j++)
             if (entries[j].session == p->session)
-                return BN_ERR_ARGUMENT;
+                return 0;
     }
+    return 1;
+}
+
+/* A program may look at the entries alone, so none of them may seem to have succeeded. */
+static bn_status refuse(bn_entry *entries, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        entries[i].n_chosen = 0;
+        entries[i].status = BN_ERR_ARGUMENT;
+    }
+    return BN_ERR_ARGUMENT;
+}
+
+bn_status bn_step_batch(bn_entry *entries, int32_t n) {
+    BN_STANDARD_FLOATS;
+    if (!entries || n < 1)
+        return BN_ERR_ARGUMENT;
+    const double begin = entries->moment > 0 ? bn_seconds() : 0;
+    if (!are_valid(entries, n))
+        return refuse(entries, n);
     for (int32_t i = 0; i < n; i++) {
         entries[i].n_chosen = 0;
         entries[i].status = check(&entries[i]);
