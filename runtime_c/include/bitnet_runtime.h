@@ -38,7 +38,8 @@
  * freeing the last session of a model; freeing any other does not. Only bn_session_cancel and
  * bn_stop_now may be called at any time, even from a signal handler. After fork(), the child may
  * continue with models and sessions that were idle; it computes with one thread, because only the
- * forking thread exists in the child. To use more threads it opens the model again.
+ * forking thread exists in the child. To use more threads it opens the model again. A call takes
+ * less than 128 KB of the caller's stack.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H

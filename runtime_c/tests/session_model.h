@@ -12,7 +12,8 @@
 enum { DIM = 48, HEAD = 16, HEADS = 3, KV_HEADS = 1, FFN = 80, VOCAB = 9001, LAYERS = 2 };
 enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
 
-static inline void large_vocabulary(tiny_writer *w) {
+/* down: encoding of the last matrix of a layer. */
+static inline void session_model(tiny_writer *w, unsigned down) {
     const uint32_t one = tiny_float_bits(1);
     uint32_t words[48] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
     words[12] = 1 | TINY_FINAL_NORM;
@@ -31,11 +32,15 @@ static inline void large_vocabulary(tiny_writer *w) {
         tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
         tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
         tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
-        tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
+        tiny_tensor(w, l, 15, TINY_NONE, 0, down, 1, DIM, FFN);
     }
     tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 9, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+}
+
+static inline void large_vocabulary(tiny_writer *w) {
+    session_model(w, 4);
 }
 
 static inline void ok(bn_status status) {
