@@ -232,8 +232,8 @@ typedef struct bn_session_memory {
                              * the scratch memory shared by the sessions of a model, unless enough
                              * of it is already allocated */
     uint64_t available;     /* bytes that this process can allocate now */
-    const char *limited_by; /* what limits it: RLIMIT_AS, RLIMIT_DATA, cgroup or machine; static
-                             * storage */
+    const char *limited_by; /* a phrase for a message: which limit of RLIMIT_AS, RLIMIT_DATA, cgroup
+                             * and machine is the lowest; static storage */
     int32_t largest_n_ctx;  /* the longest context that fits with the other options; 0: none */
 } bn_session_memory;
 
@@ -283,10 +283,11 @@ BN_API const char *bn_kv_name(int32_t type);
 /* Default number of threads: min(physical cores, affinity, cgroup quota), >= 1. */
 BN_API int32_t bn_default_threads(void);
 
-/* Measured limits of this machine, against which every speed is compared. bytes: size of the buffer
- * to stream, at least 2 MiB; below 4x the last-level cache it measures the cache. Returns gigabytes
- * (1e9) read per second, or int8 multiply-adds (1e9) per second of the tier's dot-product loop with
- * all operands in registers. Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or BN_ERR_THREAD. */
+/* Measured limits of this machine, against which every speed is compared. threads: 1 to 256; 0 is
+ * refused. bytes: size of the buffer to stream, at least 2 MiB; below 4x the last-level cache it
+ * measures the cache. Returns gigabytes (1e9) read per second, or int8 multiply-adds (1e9) per
+ * second of the tier's dot-product loop with all operands in registers. Fails with BN_ERR_ARGUMENT,
+ * BN_ERR_MEMORY or BN_ERR_THREAD. */
 BN_API bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s);
 BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s);
 
@@ -514,7 +515,8 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * same bits. Any model can embed if a pooling is named; one with a bidirectional mask takes the
  * text in one piece. Leaves no logits. Fails like bn_session_append; with BN_ERR_ARGUMENT if
  * neither the call nor the file specifies a pooling, and with BN_ERR_STATE if the session holds
- * tokens that were not embedded, or were with another pooling. */
+ * tokens that were not embedded, or were with another pooling, or were left by a rewind, which
+ * keeps no pool: to embed texts with a common prefix, fork the session before they diverge. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 

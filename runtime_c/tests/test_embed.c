@@ -58,7 +58,9 @@ static void test_embed(void) {
         bn_session_free(copy);
     }
     CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
-    ok(bn_session_rewind(s, 5)); /* also for tokens appended by another function */
+    ok(bn_session_rewind(s, 5)); /* which forgets the pool */
+    CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[2], NULL), BN_ERR_STATE);
+    /* also for tokens appended by another function */
     ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
     CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[2], NULL), BN_ERR_STATE);
     ok(bn_session_rewind(s, 0));
