@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
     if sys.stderr is None:  # closed by the parent process; print would use stdout instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack characters that we print
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
