@@ -194,7 +194,10 @@ def _run(argv: Sequence[str] | None) -> int:
         advice = f"; {error.advice}" if hasattr(error, "advice") else ""
         return _fail(f"{error.strerror}: {names}{advice}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
+        ours = type(error).__module__.startswith("bitnet")
+        if not ours and (told := _of_memory(error)):
+            return _fail(told)
+        if isinstance(error, RuntimeError) and not ours:
             raise  # a bug of ours, so show the traceback
         return _fail(str(error) or type(error).__name__)
 
@@ -204,6 +207,14 @@ def _fail(message: str) -> int:
 
     say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
+
+
+def _of_memory(error: Exception) -> str:
+    """What to do where memory ran out; "" for any other error. Python may say nothing, torch has no type for it."""
+    said = str(error).partition("\n")[0]
+    if not isinstance(error, MemoryError) and "allocate memory" not in said.lower():
+        return ""
+    return f"memory ran out{said and f' ({said})'}; end other programs, raise the limit, or take a smaller model"
 
 
 def _of_another_project() -> str:

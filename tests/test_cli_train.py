@@ -70,6 +70,26 @@ def test_a_failure_is_1_and_one_line() -> None:
     assert result.stderr.startswith("bitnet: error: no-such-folder does not exist") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (MemoryError(), ""),
+        (MemoryError("std::bad_alloc"), " (std::bad_alloc)"),
+        (RuntimeError("mmap: Cannot allocate memory (12)\nof C++"), " (mmap: Cannot allocate memory (12))"),
+    ],
+)
+def test_memory_that_ran_out_is_one_line_that_says_what_to_do(
+    error: Exception, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("bitnet_cli.verbs.report.run", fails)
+    assert bitnet_cli.main(["report", "a run"]) == 1
+    said = f"bitnet: error: memory ran out{found}; end other programs, raise the limit, or take a smaller model\n"
+    assert capsys.readouterr().err == said
+
+
 def test_version() -> None:
     assert bitnet("--version").stdout.startswith("bitnet-edge ")
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +16,8 @@ from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train import loop, memory
 from bitnet.train.errors import TrainingError
+from bitnet.train.given import Given
+from bitnet.train.start import train
 from training import MODEL, TINY
 from training import bitnet as run
 
@@ -129,6 +132,15 @@ def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, 
 )
 def test_errors_that_say_that_memory_ran_out(said: str, ran_out: bool) -> None:
     assert memory.ran_out(RuntimeError(said)) == ran_out
+
+
+@pytest.mark.parametrize(("said", "shown"), [("", ""), ("8 bytes\nof C++", " (8 bytes)")])
+def test_memory_that_ran_out_without_a_word(said: str, shown: str) -> None:
+    def read(_: object) -> NoReturn:
+        raise MemoryError(said)
+
+    with pytest.raises(TrainingError, match=re.escape(f"take a smaller model{shown}") + "$"):
+        train(Given(options={"source": "any"}), read)
 
 
 def test_what_is_frozen_needs_memory_for_its_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:

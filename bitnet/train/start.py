@@ -64,10 +64,10 @@ def train(
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error):
             raise
-        said = str(error).partition("\n")[0]
+        said = f" ({found})" if (found := str(error).partition("\n")[0]) else ""
         where = f" in process {parallel.rank() + 1}" if parallel.launched() else ""
         raise TrainingError(
-            f"memory ran out{where}; lower --batch or --context, or take a smaller model ({said})"
+            f"memory ran out{where}; lower --batch or --context, or take a smaller model{said}"
         ) from error
 
 

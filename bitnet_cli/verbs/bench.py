@@ -66,6 +66,7 @@ def _random_file(shape: str, context: int, encoding: str) -> Iterator[Path]:
     """A temporary packed file with random weights of a preset's shape, and a context of at least `context` tokens."""
     from bitnet.presets import PRESETS
     from bitnet_export import random_model
+    from bitnet_runtime.errors import ModelTooLargeError
 
     if shape not in PRESETS:
         raise ValueError(f"shape is {shape!r}, expected one of {', '.join(PRESETS)}")
@@ -79,5 +80,6 @@ def _random_file(shape: str, context: int, encoding: str) -> Iterator[Path]:
             random_model(config, path, 0, encoding=encoding)
         except MemoryError as error:
             said = f" ({error})" if str(error) else ""
-            raise MemoryError(f"memory ran out while shape {shape} was written{said}; take a smaller one") from None
+            message = f"memory ran out while shape {shape} was written{said}; take a smaller one"
+            raise ModelTooLargeError(message) from None
         yield path
