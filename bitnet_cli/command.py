@@ -171,6 +171,8 @@ def _run(argv: Sequence[str] | None) -> int:
         verb = args.verb
         if unknown:
             verbs[verb].refuse_unknown(unknown)
+        if told := _of_folder():
+            return _fail(told)
         code: int = _module(verb).run(args)
         return code
     except SystemExit as stop:  # argparse: --help, --version, wrong usage
@@ -207,6 +209,15 @@ def _fail(message: str) -> int:
 
     say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
+
+
+def _of_folder() -> str:
+    """What to do if the current folder was removed, of which torch ends without a word; "" otherwise."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder was removed; change to one that exists"
+    return ""
 
 
 def _of_memory(error: Exception) -> str:

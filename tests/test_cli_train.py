@@ -90,6 +90,16 @@ def test_memory_that_ran_out_is_one_line_that_says_what_to_do(
     assert capsys.readouterr().err == said
 
 
+def test_a_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    code = f"import os, sys, bitnet_cli; os.rmdir({str(gone)!r}); sys.exit(bitnet_cli.main(sys.argv[1:]))"
+    for words, exit_code, said in ((["eval", str(tmp_path)], 1, "the current folder was removed"), (["--help"], 0, "")):
+        command = [sys.executable, "-c", code, *words]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=gone, timeout=60)
+        assert result.returncode == exit_code and result.stderr.count("\n") == exit_code and said in result.stderr
+        gone.mkdir(exist_ok=True)
+
+
 def test_version() -> None:
     assert bitnet("--version").stdout.startswith("bitnet-edge ")
 
