@@ -94,3 +94,8 @@ def test_names_in_errors(tmp_path: Path, verb: str, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().err
     assert "\\x1b[31m\\x9b\\u202e" in printed
     assert printed.count("\n") == 1 and "\x1b" not in printed
+
+
+def test_a_new_line_in_a_name_begins_no_line_of_the_report(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(evil), str(evil.with_name("there\nweights    all"))]) == 0
+    assert "/there\\nweights    all\n" in capsys.readouterr().err

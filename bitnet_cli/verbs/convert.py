@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
             given["sparse"] = args.sparse == "on"
             report = convert(args.source, args.out, progress=progress, **given)
-    say(f"converted  {args.source} to {args.out}\n{report}")
+    say(f"converted  {escape(args.source)} to {escape(args.out)}\n{report}")
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0

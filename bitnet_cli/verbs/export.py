@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import at_least, encodings, misnamed, refuse
 from bitnet_cli.signals import at_once
-from bitnet_runtime.terminal import say
+from bitnet_runtime.terminal import escape, say
 
 if TYPE_CHECKING:
     from bitnet_export.checkpoint.findings import Report
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             args.checkpoint, args.out, tokens=tokens, encoding=args.encoding, head=args.head, sparse=sparse
         )
         source = report.checkpoint
-    say(f"exported   {source} to {args.out}\n{report}")
+    say(f"exported   {escape(source)} to {escape(args.out)}\n{report}")
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
