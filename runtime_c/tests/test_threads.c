@@ -273,6 +273,25 @@ static void test_fork(void) {
     bn_pool_free(pool);
 }
 
+/* In a child all pools work without their threads, also after pools that are older, newer and in
+ * between were freed. */
+static void test_fork_with_many(void) {
+    enum { N = 5 };
+    bn_pool *pools[N];
+    for (int i = 0; i < N; i++)
+        pools[i] = new_pool(2);
+    const int order[] = {2, 4, 0}; /* between two others, the newest, the oldest */
+    for (int i = 0; i < 3; i++) {
+        bn_pool_free(pools[order[i]]);
+        pools[order[i]] = NULL;
+        for (int j = 0; j < N; j++)
+            if (pools[j])
+                check_child(fork_child(pools[j], 0));
+    }
+    for (int i = 0; i < N; i++)
+        bn_pool_free(pools[i]);
+}
+
 /* --- Signals --- */
 
 typedef struct mask_test {
@@ -370,6 +389,7 @@ int main(void) {
     test_callers();
     test_turns();
     test_fork();
+    test_fork_with_many();
     test_signals();
     test_names();
     test_refusals();
