@@ -40,6 +40,8 @@ static void test_refusals(void) {
     CHECK_EQ(open_with(adapter, size, 0, 0), BN_OK);
     for (size_t i = 0; i < 20; i++) /* size and checksums of the model's weights */
         CHECK_EQ(open_with(adapter, size, BASE + i, 1), BN_ERR_MODEL);
+    for (size_t i = 20; i < 32; i++) /* reserved */
+        CHECK_EQ(open_with(adapter, size, BASE + i, 1), BN_ERR_VERSION);
     CHECK_EQ(open_with(adapter, size, stacks + CONTEXT, 4), BN_ERR_MODEL);
     CHECK_EQ(open_with(adapter, size, stacks + 256 + CONTEXT, 4), BN_ERR_MODEL);
     free(adapter);

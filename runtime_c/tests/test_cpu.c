@@ -200,6 +200,11 @@ static void test_cgroup_quota(void) {
         const double found = bn_cgroup_quota(cases[i].membership, mount);
         CHECK_MSG(found == cases[i].quota, "case %zu: %g, expected %g", i, found, cases[i].quota);
     }
+    for (int length = 900; length < 1100; length++) { /* up to paths that are too long, ignored */
+        char longest[1200];
+        snprintf(longest, sizeof longest, "0::/free/%0*d\n", length, 0);
+        CHECK(bn_cgroup_quota(longest, mount) == 0);
+    }
     for (int i = N - 1; i >= 0; i--) {
         char path[256];
         snprintf(path, sizeof path, "%s/%s", mount, tree[i].name);

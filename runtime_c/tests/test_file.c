@@ -121,6 +121,8 @@ static void test_sections(const uint8_t *good, size_t size) {
     CHECK_EQ(file_status(copy, size, NULL), BN_OK);
     file_forged_refused(copy, size, entry + 16, 8, 256 * 1024 + 1, BN_ERR_SECTION,
                         "section TEMPLATE has 262145 bytes, expected at most 262144");
+    file_forged_refused(copy, size, entry + 16, 8, 256 * 1024, BN_ERR_SECTION, "kind 5 is 262144");
+    file_forged_refused(copy, size, entry + 16, 8, 0, BN_ERR_SECTION, "TEMPLATE has 0 bytes");
     free(copy);
 }
 
@@ -209,6 +211,13 @@ static void test_statuses(const uint8_t *good, size_t size) {
     }
 }
 
+static void two_tables(tiny_writer *w) {
+    tiny_decoder(w);
+    tiny_put(w->stacks + 4 * 10, 5, 4); /* sliding_window */
+    tiny_put(w->stacks + 4 * 30, 2, 4); /* global_every */
+    tiny_tensor(w, TINY_NONE, BN_ROPE_LOCAL_FREQUENCIES, TINY_NONE, 0, 1, 0, 1, 4);
+}
+
 static void test_frequencies(void) {
     const struct {
         float value;
@@ -216,19 +225,26 @@ static void test_frequencies(void) {
     } cases[] = {{541200.4375f, BN_OK}, {-541200.4375f, BN_OK}, {541200.5f, BN_ERR_SCALE},
                  {-1e7f, BN_ERR_SCALE}, {3e38f, BN_ERR_SCALE},  {0, BN_OK}};
     size_t size; /* the last position is 31; 31 * 541200.5, rounded, is 2^24 */
-    uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
-    const size_t last = tiny_section(good, 2) + 64 * 24;
-    const size_t at = tiny_section(good, 6) + (size_t)tiny_get(good + last + 24, 8) + 4;
-    CHECK_EQ(tiny_get(good + last + 4, 2), BN_ROPE_FREQUENCIES);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const uint32_t bits = tiny_float_bits(cases[i].value);
-        uint8_t *copy = file_forge(good, size, at, 4, bits);
-        CHECK_MSG(file_status(copy, size, NULL) == cases[i].status, "%g", (double)cases[i].value);
-        free(copy);
+    uint8_t *good = tiny_file(two_tables, SIZE_MAX, SIZE_MAX, &size);
+    for (size_t table = 24; table <= 25; table++) {
+        const size_t record = tiny_section(good, 2) + 64 * table;
+        const size_t at = tiny_section(good, 6) + (size_t)tiny_get(good + record + 24, 8) + 4;
+        CHECK_EQ(tiny_get(good + record + 4, 2), BN_ROPE_FREQUENCIES + table - 24);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const uint32_t bits = tiny_float_bits(cases[i].value);
+            uint8_t *copy = file_forge(good, size, at, 4, bits);
+            CHECK_MSG(file_status(copy, size, NULL) == cases[i].status, "%g",
+                      (double)cases[i].value);
+            free(copy);
+        }
+        file_forged_refused(good, size, at, 4, tiny_float_bits(1e6f), BN_ERR_SCALE,
+                            "frequencies: frequency 1 is 1e+06, which at position 31 makes an "
+                            "angle of 3.1e+07, expected below 1.67772e+07");
+        uint8_t *later = file_forge(good, size, tiny_section(good, 1) + 4 * 32, 4, 1);
+        file_forged_refused(later, size, at, 4, tiny_float_bits(541200.4375f), BN_ERR_SCALE,
+                            "at position 32"); /* first_position is 1 */
+        free(later);
     }
-    file_forged_refused(good, size, at, 4, tiny_float_bits(1e6f), BN_ERR_SCALE,
-                        "rope_frequencies: frequency 1 is 1e+06, which at position 31 makes an "
-                        "angle of 3.1e+07, expected below 1.67772e+07");
     free(good);
 }
 
@@ -307,6 +323,8 @@ static void test_foreign_names(void) {
     memset(bytes, 0, sizeof bytes);
     memcpy(bytes, "\x50\1\0\0\0\0\0\0{", 9);
     file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "a safetensors file");
+    for (size_t n = 1; n <= 2; n++) /* the beginning of an ONNX model, and no byte more */
+        file_refused((const uint8_t *)"\x08\x0a", n, BN_ERR_MAGIC, "begins with 08");
 }
 
 /* --- sizes --- */

@@ -218,6 +218,13 @@ static void test_shares(void) {
         free(spoilt);
     }
     test_sketch(good, size, good + tensors + 64 * 6, pools);
+    uint8_t *spoilt = tiny_copy(good, size); /* of all that is wrong, the first is reported */
+    for (size_t tensor = 0; tensor < 8; tensor++)
+        spoil(spoilt, good + tensors + 64 * tensor, &random);
+    tiny_fix_checksums(spoilt, size);
+    same_answer(spoilt, size, pools, BN_ERR_CODE);
+    file_refused(spoilt, size, BN_ERR_CODE, "layers.0.q.weight");
+    free(spoilt);
     for (int i = 0; i < 3; i++)
         bn_pool_free(pools[i]);
     free(good);
