@@ -10,6 +10,8 @@
 #include "tiny_file.h"
 
 enum { DIM = 18, HEADS = 4, KV_HEADS = 2, HEAD = 5, FFN = 22, LAYERS = 2, MAX_OUT = 30 };
+#define RESIDUAL 0.125f /* the pool has neither of these two */
+#define SOFTCAP 2.0f
 enum { MAX_TOKENS = 577, MAX_PIXELS = 3 * 30 * 30 };
 enum { PRE_NORM = 1, POST_NORM = 2, NORM_BIAS = 16, EMBEDDING_NORM = 128 };
 enum { GELU = 2, SILU = 1, GELU_ERF = 4, GATED = 0, PLAIN = 1 };
@@ -45,7 +47,8 @@ static inline void recipe(tiny_writer *w) {
     words[13] = tiny_float_bits(1e-6f);
     words[14] = k.ffn, words[15] = k.act, words[18] = 1, words[20] = k.bias;
     words[19] = words[22] = one;
-    words[23] = tiny_float_bits(0.7f), words[24] = tiny_float_bits(0.4f);
+    words[23] = tiny_float_bits(RESIDUAL), words[24] = tiny_float_bits(0.4f);
+    words[25] = tiny_float_bits(SOFTCAP);
     words[27] = k.pooling;
     words[33] = k.size, words[34] = k.patch, words[35] = k.channels;
     for (uint32_t i = 0; i < k.channels; i++)

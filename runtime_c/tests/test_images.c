@@ -35,9 +35,9 @@ static double activate(double g) {
                : g / 2 * (1 + erf(g / sqrt(2)));
 }
 
-/* y = o(attention) of one query over n keys and values. */
+/* y = o(attention) of one query over n keys and values; cap: infinite, or that of scores. */
 static void attend(double *y, const bn_tensor *o, const double *q, double (*keys)[HEADS * HEAD],
-                   double (*values)[HEADS * HEAD], size_t n, size_t kv_heads) {
+                   double (*values)[HEADS * HEAD], size_t n, size_t kv_heads, double cap) {
     double out[HEADS * HEAD] = {0}, p[MAX_TOKENS];
     for (size_t h = 0; h < HEADS; h++) {
         const size_t from = h / (HEADS / kv_heads) * HEAD;
@@ -46,7 +46,8 @@ static void attend(double *y, const bn_tensor *o, const double *q, double (*keys
             p[j] = 0;
             for (size_t d = 0; d < HEAD; d++)
                 p[j] += q[h * HEAD + d] * keys[j][from + d];
-            sum += p[j] = exp(p[j] * (double)0.4f);
+            p[j] *= (double)0.4f;
+            sum += p[j] = exp(isinf(cap) ? p[j] : cap * tanh(p[j] / cap));
         }
         for (size_t j = 0; j < n; j++)
             for (size_t d = 0; d < HEAD; d++)
@@ -85,10 +86,10 @@ static void run_layer(const bn_layer *l, double (*x)[DIM], size_t n) {
         multiply(values[i], &l->v, h);
     }
     for (size_t i = 0; i < n; i++) {
-        attend(h, &l->o, queries[i], keys, values, n, KV_HEADS);
-        add(x[i], h, &l->attn_post_norm, (double)0.7f);
+        attend(h, &l->o, queries[i], keys, values, n, KV_HEADS, (double)SOFTCAP);
+        add(x[i], h, &l->attn_post_norm, (double)RESIDUAL);
         feed_forward(h, &l->ffn, x[i]);
-        add(x[i], h, &l->ffn.post_norm, (double)0.7f);
+        add(x[i], h, &l->ffn.post_norm, (double)RESIDUAL);
     }
 }
 
@@ -132,7 +133,7 @@ static void pool(const bn_stack *s, double (*x)[DIM], size_t n, double *y) {
     for (size_t d = 0; d < DIM; d++)
         probe[d] = (double)s->probe[d];
     multiply(q, &l->q, probe);
-    attend(y, &l->o, q, keys, values, n, HEADS);
+    attend(y, &l->o, q, keys, values, n, HEADS, INFINITY);
     feed_forward(h, &l->ffn, y);
     for (size_t d = 0; d < DIM; d++)
         y[d] += h[d];
