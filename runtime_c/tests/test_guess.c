@@ -223,6 +223,39 @@ static void test_tokens_are_the_same(void) {
     CHECK_MSG(steps[2] < NEW / 2, "%d steps", steps[2]);
 }
 
+/* Tokens after the end, which a longer text left there, and memory that the text has not reached
+ * yet do not matter. */
+static void test_past_the_end(void) {
+    bn_session *s = session(TEXT, 128, BN_KV_F16), *longer = session(TEXT, 128, BN_KV_F16);
+    append(s, 0, BN_BLOCK_KEYS - 8);
+    append(longer, 0, PROMPT);
+    for (int32_t at = BN_BLOCK_KEYS - 8; at < BN_BLOCK_KEYS + 2; at++) {
+        ok(bn_session_rewind(longer, at));
+        append(longer, at, 1);
+        append(s, at, 1);
+        const guesses expected = guess(s, &samplers[1]), found = guess(longer, &samplers[1]);
+        CHECK_EQ(expected.n, MOST);
+        check_same(&expected, &found);
+        append(longer, at + 1, 30);
+    }
+    bn_session_free(s);
+    bn_session_free(longer);
+}
+
+/* No more guesses than a pass has rows, and none without a draft. */
+static void test_few(void) {
+    bn_session *s = session(TEXT, 3, BN_KV_F16);
+    append(s, 0, 20);
+    CHECK_EQ(guess(s, NULL).n, 3);
+    bn_session_free(s);
+    end();
+    begin(BN_MASK_CAUSAL, 0, 0);
+    s = session(TEXT, 128, BN_KV_F16);
+    append(s, 0, 20);
+    CHECK_EQ(guess(s, NULL).n, 0);
+    bn_session_free(s);
+}
+
 /* A full context, and a text that the draft has not followed. */
 static void test_edges(void) {
     int32_t tokens[8], n = 9;
@@ -371,32 +404,6 @@ static void test_account(void) {
     CHECK(!bn_draft_given_up(&wrong, &(bn_timings){0})); /* no times are known */
 }
 
-/* Words of the draft's record that the engine refuses, and their messages. */
-static void test_refusals(void) {
-    static const struct {
-        unsigned word;
-        uint32_t value;
-        bn_status status;
-        const char *says;
-    } wrong[] = {
-        {1, BN_MASK_BIDIRECTIONAL, BN_ERR_UNSUPPORTED, "mask of a draft 1"},
-        {9, TEXT / 2, BN_ERR_CONFIG, "max_context 350, expected 40 and 700"},
-        {10, 30, BN_ERR_UNSUPPORTED, "sliding_window of a draft 30"},
-        {27, BN_POOL_MEAN, BN_ERR_CONFIG, "a pooling"},
-    };
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        char why[BN_DETAIL_SIZE] = "";
-        bn_model *none;
-        uint8_t *bytes = tiny_copy(file, file_size);
-        tiny_put(bytes + tiny_get(bytes + 64 + 8, 8) + 256 + 4 * wrong[i].word, wrong[i].value, 4);
-        tiny_fix_checksums(bytes, file_size);
-        const bn_status status = bn_model_open_bytes(bytes, file_size, NULL, &none, why);
-        CHECK_MSG(status == wrong[i].status && strstr(why, wrong[i].says), "%d: %s", (int)status,
-                  why);
-        free(bytes);
-    }
-}
-
 int main(void) {
     bn_model_info info;
     kind.draft = 1;
@@ -412,7 +419,8 @@ int main(void) {
     test_window();
     test_draft_budget();
     test_account();
-    test_refusals();
+    test_past_the_end();
+    test_few();
     end();
     kind.draft = 1;
     begin(BN_MASK_CAUSAL, 40, 2);

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_draft.c: which drafts the engine refuses, with its explanation, and what a draft and the
+ * text stack before it take from each other.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "draft.h"
+#include "mask_model.h"
+
+static bn_kernels kernels;
+static bn_file parsed; /* its tables are a copy, which may be changed after the checks */
+static bn_stack stack; /* of text */
+
+static void parse(void) {
+    CHECK_EQ(bn_file_parse(file, file_size, &kernels, &parsed, NULL), BN_OK);
+    CHECK_EQ(bn_stack_open(&parsed, 0, &kernels, &stack), BN_OK);
+}
+
+static void finish(void) {
+    bn_stack_close(&stack);
+    bn_file_close(&parsed);
+}
+
+static void refused(bn_status expected, const char *says) {
+    char why[BN_DETAIL_SIZE] = "";
+    const bn_status status = bn_draft_open(&parsed, 1, &kernels, &stack, why);
+    CHECK_MSG(status == expected && strstr(why, says), "%d: \"%s\", expected \"%s\"", (int)status,
+              why, says);
+    CHECK(stack.draft == NULL);
+    finish();
+}
+
+static void test_refusals(void) {
+    static const struct {
+        unsigned word; /* of the draft's record */
+        uint32_t value;
+        bn_status status;
+        const char *says;
+    } wrong[] = {
+        {1, BN_MASK_BIDIRECTIONAL, BN_ERR_UNSUPPORTED, "mask of a draft 1"},
+        {3, DIM + 1, BN_ERR_CONFIG, "41 and max_context 700, expected 40 and 700"},
+        {5, HEADS + 2, BN_ERR_UNSUPPORTED, "n_heads of a draft 6"},
+        {6, 1, BN_ERR_UNSUPPORTED, "n_kv_heads of a draft 1"},
+        {7, HEAD + 1, BN_ERR_UNSUPPORTED, "head_dim of a draft 13"},
+        {8, FFN + 1, BN_ERR_UNSUPPORTED, "ffn_dim of a draft 51"},
+        {9, TEXT / 2, BN_ERR_CONFIG, "max_context 350, expected 40 and 700"},
+        {10, 30, BN_ERR_UNSUPPORTED, "sliding_window of a draft 30"},
+        {12, 128, BN_ERR_CONFIG, "an embedding_norm"},
+        {14, 1, BN_ERR_UNSUPPORTED, "ffn of a draft 1"},
+        {16, 2, BN_ERR_UNSUPPORTED, "n_experts of a draft 2"},
+        {17, 1, BN_ERR_UNSUPPORTED, "experts_per_token of a draft 1"},
+        {18, BN_POSITION_LEARNED, BN_ERR_CONFIG, "a position table"},
+        {18, BN_POSITION_SINUSOIDAL, BN_ERR_CONFIG, "a position table"},
+        {21, 1, BN_ERR_CONFIG, "a head"},
+        {27, BN_POOL_MEAN, BN_ERR_CONFIG, "a pooling or a projector"},
+        {28, 1, BN_ERR_CONFIG, "a head"},
+        {29, HEAD - 2, BN_ERR_UNSUPPORTED, "rope_dim of a draft 10"},
+        {43, 7, BN_ERR_CONFIG, "a pooling or a projector"},
+        {47, 1 | 1 << 16, BN_ERR_UNSUPPORTED, "adapters of a draft 65537"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        parse();
+        tiny_put((uint8_t *)parsed.tables + 256 + 4 * wrong[i].word, wrong[i].value, 4);
+        refused(wrong[i].status, wrong[i].says);
+    }
+    char why[BN_DETAIL_SIZE] = "";
+    bn_model *none;
+    uint8_t *forged = tiny_copy(file, file_size);
+    tiny_put(forged + tiny_section(forged, 1) + 256 + 4 * 9, TEXT / 2, 4);
+    tiny_fix_checksums(forged, file_size);
+    CHECK_EQ(bn_model_open_bytes(forged, file_size, NULL, &none, why), BN_ERR_CONFIG);
+    CHECK_MSG(strstr(why, "max_context 350"), "%s", why);
+    free(forged);
+    parse();
+    memcpy((uint8_t *)parsed.tables + 256 + 192, stack.config.name, sizeof stack.config.name);
+    refused(BN_ERR_CONFIG, "the same name");
+    parse();
+    stack.config.has_head = 0;
+    refused(BN_ERR_CONFIG, "no tokens or no head");
+    parse();
+    stack.config.mask = BN_MASK_PREFIX;
+    refused(BN_ERR_UNSUPPORTED, "a draft has mask 2");
+}
+
+/* Both share a workspace and a cache, and the draft uses the head of the text stack. */
+static void test_sharing(void) {
+    parse();
+    for (size_t i = 0; i < parsed.n_tensors; i++)
+        if (parsed.tensors[i].stack == 1 && parsed.tensors[i].role == BN_Q)
+            ((uint8_t *)parsed.tables)[parsed.n_stacks * 256 + i * 64 + 10] = BN_SCALE_GROUP;
+    stack.config.logit_softcap = 5;
+    CHECK_EQ(stack.grouped, 0);
+    CHECK_EQ(bn_draft_open(&parsed, 1, &kernels, &stack, NULL), BN_OK);
+    CHECK(stack.grouped == 1 && stack.draft->grouped == 1);
+    CHECK(stack.draft->layers->place == LAYERS && stack.cached[0] == LAYERS + 1);
+    CHECK(stack.draft->head.data == stack.head.data && stack.draft->head.data != NULL);
+    CHECK(stack.draft->config.vocab_size == VOCAB && stack.draft->config.logit_softcap == 5);
+    finish();
+}
+
+int main(void) {
+    bn_kernels_scalar(&kernels);
+    kind.draft = 1;
+    begin(BN_MASK_CAUSAL, 0, 0);
+    test_refusals();
+    test_sharing();
+    end();
+    return 0;
+}
