@@ -12,12 +12,13 @@
 enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 3, TEXT = 700 };
 
 /* Options of the next model. */
-static struct { uint32_t input, mask, window, global_every, headless, draft, rank; } kind;
+static struct { uint32_t input, mask, window, global_every, headless, draft, rank, lines; } kind;
 
 /* A linear, with an adapter if the rank is not 0. */
 static inline void linear(tiny_writer *w, unsigned l, unsigned role, uint32_t rank, size_t rows,
                           size_t cols) {
-    tiny_tensor(w, l, role, TINY_NONE, 0, 4, 1, rows, cols);
+    const unsigned encoding = !kind.lines ? 4 : role == 13 ? 7 : role == 15 ? 8 : 4;
+    tiny_tensor(w, l, role, TINY_NONE, 0, encoding, 1, rows, cols);
     if (rank > 0) {
         tiny_tensor(w, l, role, TINY_NONE, 2, 6, 2, rank, cols);
         tiny_tensor(w, l, role, TINY_NONE, 3, 6, 2, rank, rows);
