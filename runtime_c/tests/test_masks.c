@@ -216,6 +216,7 @@ static void test_embed(uint32_t window) {
     bn_session *together[N];
     float out[N][DIM], alone[DIM];
     begin(BN_MASK_BIDIRECTIONAL, window, 0);
+    CHECK_EQ(model->stack.cached[window > 0], 1); /* all layers have the same memory */
     for (int i = 0; i < N; i++) {
         texts[i] = text + i;
         together[i] = session(i == 0 ? 100 : 300, 64, 0);
