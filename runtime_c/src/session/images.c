@@ -45,7 +45,7 @@ typedef struct work {
 
 static size_t lay_out(bn_cache *cache, const bn_model *m, const bn_stack *stack, size_t each,
                       uint8_t *base) {
-    *cache = (bn_cache){.type = m->image_kv_type, .prefix = each, .written = each};
+    *cache = (bn_cache){.type = m->image_kv_type, .prefix = each};
     const size_t bytes = bn_cache_plan(cache, stack, each, each);
     bn_cache_place(cache, base);
     return bytes;
