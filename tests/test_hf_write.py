@@ -313,6 +313,7 @@ def test_experts_that_transformers_cannot_group_are_told(ffn_dim: int, tmp_path:
         ),
         ({"ffn": "plain"}, "ffn is 'plain', it computes 'gated'"),
         ({"o_bias": True}, "o_bias is True, it computes False"),
+        ({"rope_attention_factor": 1.2}, "rope_attention_factor is 1.2, it computes 1.0"),
         ({"sub_norm": False, "n_experts": 3, "experts_per_token": 2}, "MixtralForCausalLM: its experts are parameters"),
         ({"sub_norm": False, "post_norm": True, "embedding_scale": 2.0}, "embedding_scale is 2.0, it computes 6.92820"),
         ({"sub_norm": False, "post_norm": True, "embedding_scale": 2.0, "dim": 36}, "it computes 6.0;|computes 6.0$"),

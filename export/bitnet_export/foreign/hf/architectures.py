@@ -72,7 +72,8 @@ def graph_of(kind: str, c: ModelConfig) -> Graph:
 
 def _graphs(c: ModelConfig) -> dict[str, Graph]:
     """The computation of each architecture by model_type, from its modeling file."""
-    rope = tuple(name for name in c.to_dict() if name.startswith("rope_") and name != "rope_local_theta")
+    unread = ("rope_local_theta", *(["rope_attention_factor"] if c.rope_scaling != "yarn" else []))
+    rope = tuple(name for name in c.to_dict() if name.startswith("rope_") and name not in unread)
     attention: dict[str, tuple[Any, ...]] = {"qkv_bias": (False, True), "o_bias": (c.qkv_bias,)}  # one switch for all
     root = math.sqrt(c.dim)
     scale = {"embedding_scale": (root, float(np.float32(root)))}  # equal in fp32, the precision of the product
