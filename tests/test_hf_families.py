@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoModelForCausalLM
 
 import hf_families
@@ -105,6 +105,21 @@ def test_a_head_beside_tied_embeddings(another: bool, tmp_path: Path) -> None:
         assert source.config.tie_embeddings == (not another)
         said = "the head is lm_head.weight, not the embedding: tie_word_embeddings is not followed"
         assert (said in source.assumptions) == another
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_a_tied_head_without_the_embedding(name: str, tmp_path: Path) -> None:
+    """As `save_model` of safetensors writes it, and transformers reads it."""
+    theirs = hf_families.make(name)
+    theirs.config.tie_word_embeddings = True
+    theirs.tie_weights()
+    theirs.save_pretrained(tmp_path)
+    save_model(theirs, str(tmp_path / "model.safetensors"))
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    assert_same(type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval(), tmp_path)
+    edit(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(SourceError, match=r"(embed_tokens|wte).weight is missing, config.json calls for it"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

@@ -111,6 +111,16 @@ class Places(NamedTuple):
         joint = place.joint if isinstance(place, Slice) else "."
         return f"{self.module(key)}{joint}{'bias' if key.part else 'weight'}"
 
+    def with_embedding(self) -> Places:
+        """The same with a tied head as the embedding, where only the head is there.
+
+        Of tensors that share memory `safetensors.torch.save_model` keeps the first in the order of names.
+        """
+        table, head = (f"{_text(self.names[role])}.weight" for role in ("embedding", "head"))
+        if table in self.tensors or head not in self.tensors:
+            return self
+        return self._replace(tensors={**self.tensors, table: self.tensors[head]})
+
     def embedding(self) -> Entry:
         return self.entry(f"{_text(self.names['embedding'])}.weight")
 

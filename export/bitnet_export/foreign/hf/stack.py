@@ -51,6 +51,8 @@ def open_stack(
     assumptions = refuse(config, family.reads, family.neutral)
     quantization = Quantization.of(config)
     places = Places.of(tensors, family.names, family.prefixes, family.layers)
+    if family.head and config.truth("tie_word_embeddings"):
+        places = places.with_embedding()
     places = places._replace(norm=_linear_norm(places, config, quantization))
     fixed, more = _surroundings(folder, config, family, places)
     assumptions += more
