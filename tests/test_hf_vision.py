@@ -339,10 +339,14 @@ def test_what_no_class_computes_is_refused_by_name(tmp_path: Path) -> None:
     random_model(PRESETS["siglip-tiny"], tmp_path / "tiny.bitnet")
     random_model(config.replace(ternary=("q", "up")), tmp_path / "some.bitnet")
     random_model(config, tmp_path / "endless.bitnet")
+    random_model(config.replace(vision=None), tmp_path / "text.bitnet")
+    random_model(config.replace(vision=None, ternary=("q", "up")), tmp_path / "some_text.bitnet")
     for file, message in (
         ("tiny.bitnet", "the nearest is SiglipModel: text: .*pooling is 'mean', it computes 'last'"),
         ("some.bitnet", "text: some matrices of its layers are quantized, only all or none can be written"),
         ("endless.bitnet", "the nearest is CLIPModel: the file names no end token"),
+        ("text.bitnet", "the nearest is CLIPTextModelWithProjection: the file names no end token"),
+        ("some_text.bitnet", "CLIPTextModelWithProjection: .*some matrices of its layers are quantized, only all"),
     ):
         with pytest.raises(ValueError, match=message):
             write_folder(tmp_path / file, tmp_path / "hf")

@@ -54,17 +54,24 @@ class _Candidate(NamedTuple):
     families: tuple[Family, ...]
     graphs: tuple[Graph, ...]
 
-    def problems(self, file: PackedFile) -> list[str]:
+    def differences(self, file: PackedFile) -> list[str]:
+        """What it computes otherwise, a phrase each."""
         found = []
-        if self.name in _ENDS and not generation_of(file)["eos_token_ids"]:
-            found.append("the file names no end token, whose vector it takes for that of a text")
-        for stack, (graph, c) in enumerate(zip(self.graphs, file.configs, strict=True)):
+        for graph, c in zip(self.graphs, file.configs, strict=True):
             tower = "layer" in graph.computes.get("norm", ())
             also = _of_tower(c) if tower else _of_decoder(file, c)
             found += [f"{c.name}: {problem}" for problem in (*graph.differences(c), *also)]
+        return found
+
+    def problems(self, file: PackedFile) -> list[str]:
+        """The same, and why its files cannot be written."""
+        found = []
+        if self.name in _ENDS and not generation_of(file)["eos_token_ids"]:
+            found.append("the file names no end token, whose vector it takes for that of a text")
+        for stack, c in enumerate(file.configs):
             if len(set(_quantized(file, stack))) > 1:
                 found.append(f"{c.name}: some matrices of its layers are quantized, only all or none can be written")
-        return found
+        return found + self.differences(file)
 
 
 def sees_any(configs: Iterable[ModelConfig]) -> bool:
@@ -73,7 +80,9 @@ def sees_any(configs: Iterable[ModelConfig]) -> bool:
 
 def is_of_images(file: PackedFile) -> bool:
     """Whether it has vision, or is a text tower of one of these architectures."""
-    return sees_any(file.configs) or (len(file.configs) == 1 and not architecture_of_images(file).problems)
+    if sees_any(file.configs):
+        return True
+    return len(file.configs) == 1 and any(not each.differences(file) for each in _candidates(file.configs))
 
 
 def architecture_of_images(file: PackedFile) -> Architecture:
