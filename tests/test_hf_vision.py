@@ -202,6 +202,8 @@ def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> 
     theirs = hf_vision.save(name, tmp_path / "model")
     report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", linears="f32", tokens=64)
     assert "nothing is ternary, linear layers are F32" in str(report)
+    says_so = any("quick GELU becomes SiLU" in line for line in report.assumptions)
+    assert says_so == ('"quick_gelu"' in config_of(tmp_path / "model"))
     assert (report.checked.images is not None) == (len(PackedFile.open(tmp_path / "m.bitnet").configs) == 2)
     pixels, tokens = inputs(name)
     with open_source(tmp_path / "model") as source:

@@ -72,6 +72,11 @@ def open_stack(
         raise SourceError(
             f"{config.what}: {config.name('hidden_act')} is 'quick_gelu' in an FFN that is gated or normed"
         )
+    if quick and not floats:
+        assumptions.append(
+            "quick GELU becomes SiLU, with 1.702 in the matrices before and after it: F16 rounds them once more, by up "
+            "to 5e-4; --linears f32 by 6e-8"
+        )
     rows = model.max_context if pictures else config.integer("max_position_embeddings")
     places = places._replace(
         one_plus=family.one_plus, transposed=family.transposed, quick=quick, skipped=rows - model.max_context,
