@@ -71,6 +71,9 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "qwen3_moe, shares as they are": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**_MOE, head_dim=10, num_experts=5, moe_intermediate_size=21, norm_topk_prob=False)
     ),
+    "qwen3_moe, a window": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_MOE, num_experts=5, moe_intermediate_size=21, use_sliding_window=True, sliding_window=9)
+    ),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
     "gpt2, four times wider": lambda: GPT2LMHeadModel(
         GPT2Config(**_GPT2 | {"n_inner": None, "activation_function": "gelu"}, tie_word_embeddings=False)

@@ -50,6 +50,8 @@ CONFIGS = {
     "Qwen3ForCausalLM, Bonsai": PLAIN.replace(
         qk_norm=True, dim=150, head_dim=50, ffn_dim=140, weight_scale="group", head_format="ternary"
     ),
+    "Qwen3ForCausalLM, windows": PLAIN.replace(qk_norm=True, sliding_window=5, global_every=3),
+    "Qwen2ForCausalLM, windows": PLAIN.replace(qkv_bias=True, sliding_window=5),
     "Qwen2ForCausalLM": PLAIN.replace(qkv_bias=True, rope_scaling="linear", rope_factor=2.0),
     "MistralForCausalLM": PLAIN.replace(sliding_window=7, activation="relu"),
     "GemmaForCausalLM": PLAIN.replace(activation="gelu", embedding_scale=48**0.5, head_dim=10),

@@ -80,14 +80,14 @@ def _graphs(c: ModelConfig) -> dict[str, Graph]:
     kinds: dict[str, tuple[str, Mapping[str, tuple[Any, ...]], tuple[str, ...]]] = {
         "bitnet": ("BitNetForCausalLM", {"sub_norm": (True,), **attention}, rope),
         "llama": ("LlamaForCausalLM", {"ffn_bias": (False, True), **attention}, rope),
-        "qwen3": ("Qwen3ForCausalLM", {"qk_norm": (True,), **attention}, rope),
-        "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": (True,)}, rope),
+        "qwen3": ("Qwen3ForCausalLM", {"qk_norm": (True,), **attention}, (*_WINDOWS, *rope)),
+        "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": (True,)}, (*_WINDOWS, *rope)),
         "mistral": ("MistralForCausalLM", {}, ("sliding_window", *rope)),
         "mixtral": ("MixtralForCausalLM", {}, ("sliding_window", *_EXPERTS, *rope)),
         "qwen3_moe": (
             "Qwen3MoeForCausalLM",
             {"qk_norm": (True,), "normalize_routing": (True, False), **attention},
-            (*_EXPERTS, *rope),
+            ("sliding_window", *_EXPERTS, *rope),
         ),
         "gemma": ("GemmaForCausalLM", {**attention, **scale}, rope),
         "gemma2": (
@@ -184,14 +184,17 @@ def _particular(kind: str, c: ModelConfig) -> dict[str, Any]:
     """Fields that only this architecture has."""
     moe = {"num_experts": c.n_experts, "num_experts_per_tok": c.experts_per_token}
     window: dict[str, Any] = {"sliding_window": c.sliding_window or None}
+    layers = [c.of_layer(layer) for layer in range(c.n_layers)]
+    kinds = {"layer_types": ["sliding_attention" if x.sliding_window else "full_attention" for x in layers]}
     if kind == "gemma2":
-        layers = [c.of_layer(layer) for layer in range(c.n_layers)]
         window = {"sliding_window": c.sliding_window or c.max_context}  # it wants one, even if no layer has it
-        window |= {"layer_types": ["sliding_attention" if x.sliding_window else "full_attention" for x in layers]}
+    switched = window | {"use_sliding_window": True} if c.sliding_window else {}
+    by_layer = switched | kinds if c.sliding_window else {}
     own: dict[str, dict[str, Any]] = {
         "mistral": window, "mixtral": moe | window,
-        "qwen3_moe": moe | {"moe_intermediate_size": c.ffn_dim, "norm_topk_prob": c.normalize_routing},
-        "gemma2": window | {
+        "qwen2": by_layer, "qwen3": by_layer,
+        "qwen3_moe": moe | switched | {"moe_intermediate_size": c.ffn_dim, "norm_topk_prob": c.normalize_routing},
+        "gemma2": window | kinds | {
             "hidden_activation": ACTIVATIONS[c.activation], "query_pre_attn_scalar": round(c.attention_scale**-2),
             "final_logit_softcapping": c.logit_softcap or None, "attn_logit_softcapping": c.attention_softcap or None,
         },
