@@ -253,7 +253,8 @@ def test_a_ternary_table_that_no_block_holds_is_exact(tmp_path: Path) -> None:
 
 def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
     path, out = build(tmp_path, BITNET.replace(weight_scale="row")), tmp_path / "m.gguf"
-    with pytest.raises(ValueError, match=r"attn_q\.weight.*: scales of rows that fp16 cannot represent"):
+    message = r"attn_q\.weight.*: scales of rows that fp16 cannot represent; write them as F32 \(--type\)"
+    with pytest.raises(ValueError, match=message):
         write_gguf(path, out)
     assert "scales are rounded to fp16, by" in str(write_gguf(path, out, exact_scales=False))
     assert "rounded" not in str(write_gguf(path, out, body="F32"))

@@ -174,7 +174,7 @@ class _Writer:
         scales, (d, beside) = self.file.scales(record), self._scales(record)
         if beside is None and self.exact_scales and not (d == scales).all():
             scope = encodings.SCOPE_NAMES[record.scope]
-            yield f"scales of {scope}s that fp16 cannot represent; write them as F32, or round them (exact_scales)"
+            yield f"scales of {scope}s that fp16 cannot represent; write them as F32 (--type)"
         elif not (np.isfinite(d) & (d > 0)).all():
             yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
 
