@@ -123,7 +123,7 @@ def test_bad_configurations(
 @pytest.mark.parametrize(
     ("name", "tensor", "shape", "message"),
     [
-        ("siglip", "logit_scale", None, "tensor logit_scale is missing, which says how alike"),
+        ("siglip", "logit_scale", None, "tensor logit_scale is missing, it says how alike"),
         ("siglip", "logit_bias", (2,), r"logit_bias has shape \[2\], expected \[\] or \[1\]"),
         ("siglip", "vision_model.head.probe", (1, 36), r"probe has shape \[1, 36\], .* \[1, 1, 36\]"),
         ("siglip", "vision_model.head.probe", None, "probe is missing, config.json calls for it"),
@@ -152,6 +152,14 @@ def test_bad_tensors(
         tensors[tensor] = torch.ones(shape)
     save_file(tensors, folder / "model.safetensors")
     refused(folder, message)
+
+
+@pytest.mark.parametrize("name", ["siglip", "clip", "vit", "paligemma"])
+def test_a_model_within_another_one(name: str, model: Callable[[str], Path]) -> None:
+    folder = model(name)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"module.{key}": value for key, value in tensors.items()}, folder / "model.safetensors")
+    refused(folder, "is missing, .*; there is module.*: save the model without what it was wrapped in")
 
 
 def test_a_similarity_beyond_all_floats(model: Callable[[str], Path]) -> None:

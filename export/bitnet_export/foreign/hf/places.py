@@ -124,11 +124,11 @@ class Places(NamedTuple):
     def embedding(self) -> Entry:
         return self.entry(f"{_text(self.names['embedding'])}.weight")
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str, why: str = "config.json calls for it") -> Entry:
         if name not in self.tensors:
             other = next((each for each in self.tensors if each.endswith(f".{name}")), "")
             there = f"; there is {other:.120}: save the model without what it was wrapped in" if other else ""
-            raise SourceError(f"tensor {name} is missing, config.json calls for it{there}")
+            raise SourceError(f"tensor {name} is missing, {why}{there}")
         return self.tensors[name]
 
     def shape(self, spec: Spec, experts: int) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def open_stack(
     places = places._replace(norm=_linear_norm(places, config, quantization))
     fixed, more = _surroundings(folder, config, family, places)
     assumptions += more
-    fixed |= _similarity(family, tensors)
+    fixed |= _similarity(family, places)
     pictures: Mapping[str, str] = {}
     if "image_size" in family.reads:
         pixels, pictures, more = read_pictures(
@@ -122,13 +122,11 @@ def _surroundings(folder: Folder, config: Fields, family: Family, places: Places
     return values, assumptions
 
 
-def _similarity(family: Family, tensors: Mapping[str, Entry]) -> dict[str, float]:
+def _similarity(family: Family, places: Places) -> dict[str, float]:
     """Similarity of image and text: e^scale · (image · text) + bias."""
     found = {}
     for name, field in zip(family.similar, ("similarity_scale", "similarity_bias"), strict=False):
-        if name not in tensors:
-            raise SourceError(f"tensor {name} is missing, which says how alike an image and a text are")
-        entry = tensors[name]
+        entry = places.entry(name, "it says how alike an image and a text are")
         if entry.shape not in ((), (1,)):
             raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [] or [1]")
         value = float(entry.floats().rows(0, 1)[0, 0])
