@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, somewhere, 
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.answers.stream import Stream
+from bitnet_runtime.chat.thoughts import CLOSE, OPEN
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
 from bitnet_runtime.images.prompts import images_of
@@ -38,6 +40,18 @@ NO_TEMPLATE = (
     "This model has no chat template and does not know turns: it continues your text as it stands. "
     "--chat-template FILE gives it one."
 )
+
+
+def _written(stream: Stream) -> Iterator[str]:
+    """The texts of an answer as they come, its thoughts between their tags."""
+    thinks = False
+    for piece in stream:
+        if piece.reasoning:
+            yield piece.reasoning if thinks else f"{OPEN}\n{piece.reasoning}"
+            thinks = True
+        if piece.text:
+            yield f"\n{CLOSE}\n\n{piece.text}" if thinks else piece.text
+            thinks = False
 
 
 class Conversation:
@@ -237,13 +251,10 @@ class Conversation:
         """Show the answer to a message. Both become part of the conversation, unless it ends before a word: False."""
         stream: Stream | None = None
         try:
-            prompt = self._prompt(message)
-            images = images_of(self._seen(message, self._unseen))
-            options = self._sampling | (changes or {})
-            stream = self._model.stream(prompt, images=images, session=self._session, **options)
+            stream = self._stream(message, self._sampling | (changes or {}))
             with stream:
-                for piece in stream:
-                    show(piece.text)
+                for text in _written(stream):
+                    show(text)
         except KeyboardInterrupt:
             if not self._lines.typed:
                 raise
@@ -251,15 +262,22 @@ class Conversation:
             self._error(escape(str(error)), "\n" if stream else "")
             return False
         result = stream.result if stream else None
-        if result is None or (result.finish_reason == "cancelled" and not result.text):
+        if result is None or (result.finish_reason == "cancelled" and not result.text and not result.reasoning):
             self._note("\n[no answer, so the message is forgotten]")
             return False
         print(flush=True)
-        self._turns += [message, {"role": "assistant", "content": result.text}]
+        self._turns += [message, result.message()]
         if notice := cut_off(result, self._model, self._session.n_ctx):
             self._note(notice)
         self._note(end_line(result))
         return True
+
+    def _stream(self, message: Message, options: dict[str, Any]) -> Stream:
+        prompt = self._prompt(message)
+        seen = self._seen(message, self._unseen)
+        if self._model.has_template:
+            return self._model.stream_chat(seen, session=self._session, **options)
+        return self._model.stream(prompt, images=images_of(seen), session=self._session, **options)
 
     def _prompt(self, message: Message) -> list[int]:
         """The tokens of the prompt. If the context has no room for an answer, the oldest turns are dropped."""

@@ -36,7 +36,9 @@ def from_note(note: bytes) -> tuple[list[Message], list[Message], int]:
             raise ValueError("its turns do not alternate")
         if type(unseen) is not int or unseen not in range(0, len(turns) + 1, 2):
             raise ValueError(f"unseen is {unseen!r:.40}")
-        if not all(isinstance(text, str) for message in messages for text in _texts(message["content"])):
+        thoughts = [message.get("reasoning_content", "") for message in messages]
+        texts = [text for message in messages for text in _texts(message["content"])]
+        if not all(isinstance(text, str) for text in (*texts, *thoughts)):
             raise ValueError("a message is no text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SessionFileError(f"the session has no conversation of `bitnet chat` ({error})") from None

@@ -15,19 +15,23 @@ from bitnet_runtime.answers.stream import Stream, finish
 from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.chat.calls import CallReader
 from bitnet_runtime.chat.dialects import spaced
+from bitnet_runtime.chat.thoughts import CLOSE, OPEN, Begun, ThoughtReader
 from bitnet_runtime.chat.tools import Tool, Tools
 from bitnet_runtime.defaults import Options, Sampling, resolve
 from bitnet_runtime.errors import ContextLengthError, GrammarError, InvalidParameterError, shown
 from bitnet_runtime.facts import guide_of
+from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.shape import adapter_number
+from bitnet_runtime.structured.formats import held_to
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
     from bitnet_runtime.images.processor import Image
 
+TAIL = 16  # tokens in which a tag and white space are found
 LOOKING = 1.0  # seconds for which of some tools is wrong: a stranger's may take long, each
 
 
@@ -59,6 +63,8 @@ class ModelChat(ModelText):
         and with what; nothing is called here. tool_choice: "auto", "none", "required", or the name of one.
 
         variables: more of the template's, such as {"enable_thinking": False}.
+
+        Where the template knows <think> and </think>, what the model writes between them is `Result.reasoning`.
         """
         kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "logprobs": logprobs}
         offered: dict[str, Any] = {"tools": tools, "tool_choice": tool_choice}
@@ -82,11 +88,14 @@ class ModelChat(ModelText):
     ) -> Stream:
         """`chat` as an iterator of pieces."""
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
-        chosen = held_to_calls(self, asked, resolve(sampling, options, self.defaults))
+        resolved = resolve(sampling, options, self.defaults)
+        chosen = held_to_calls(self, asked, resolved)
         prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages)
+        begun = begun_in(self, prompt, asked, resolved)
         with counting_tools(self, messages, asked, prompt, variables=variables):
             reader = call_reader(self, asked)
-            return self._continue(prompt, images, session, adapter, receipt, chosen, reader, logprobs)
+            thinker = thought_reader(self, begun)
+            return self._continue(prompt, images, session, adapter, receipt, chosen, reader, logprobs, thinker)
 
     def _continue(
         self,
@@ -98,6 +107,7 @@ class ModelChat(ModelText):
         options: Sampling,
         reader: CallReader | None = None,
         logprobs: int | None = None,
+        thinker: ThoughtReader | None = None,
     ) -> Stream:
         """`Model.stream` with resolved options."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
@@ -108,6 +118,7 @@ class ModelChat(ModelText):
         adapter_number(self, adapter)
         made = ready(self, prompt, images, session)
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader, "logprobs": logprobs}
+        more["thinker"] = thinker
         return Stream(Writer(self, made.tokens, options, session, made.pixels, **more))
 
 
@@ -150,6 +161,28 @@ def call_reader(model: ModelText, tools: Tools | None) -> CallReader | None:
     names = [function.name for function in tools.callable()]
     shown = {token: text for text, token in _call_tokens(model).items()}
     return CallReader(model._template.dialect, names, None if tools.parallel else 1, shown)
+
+
+def begun_in(
+    model: ModelText, prompt: Sequence[int], tools: Tools | None, options: Sampling, text: str = ""
+) -> Begun | None:
+    """Where the output begins that follows a prompt, and a text that is not in it; None: the model does not think.
+
+    What is held to a format is an answer, even if the prompt opens a thought. Calls that need not come hold to none.
+    """
+    if not model._template.thinks:
+        return None
+    if held_to(options) or (tools is not None and tools.choice != "auto"):
+        return Begun(False, text)
+    end = [token for token in prompt[-TAIL:] if token != NO_TOKEN]
+    return Begun(model._tokenizer.decode(end, skip_special=False).rstrip().endswith(OPEN), text)
+
+
+def thought_reader(model: ModelText, begun: Begun | None) -> ThoughtReader | None:
+    """The reader that extracts thoughts from an answer."""
+    if begun is None:
+        return None
+    return ThoughtReader(begun, {token: tag for tag, token in model._tokenizer.special_ids_of((OPEN, CLOSE)).items()})
 
 
 def _call_tokens(model: ModelText) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bitnet_runtime.chat.calls import CallPart, CallReader
+from bitnet_runtime.chat.thoughts import ThoughtReader
 from bitnet_runtime.chat.tools import ToolCall
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.tokenizer.text import Detokenizer
@@ -16,11 +17,18 @@ class Answer:
     """Tokens in, text out; ends at a stop text, and holds back whatever may become one."""
 
     def __init__(
-        self, detokenizer: Detokenizer | None, stop: tuple[str, ...], reader: CallReader | None = None
+        self,
+        detokenizer: Detokenizer | None,
+        stop: tuple[str, ...],
+        reader: CallReader | None = None,
+        thinker: ThoughtReader | None = None,
     ) -> None:
-        """reader: extracts tool calls from the text."""
+        """reader: extracts tool calls from the text; thinker: thoughts, before that."""
         self._detokenizer = detokenizer
-        self.reader = reader
+        self.reader, self._thinker = reader, thinker
+        self._shown = {**(thinker.shown if thinker else {}), **(reader.shown if reader else {})}
+        self._thoughts = ""
+        self._thinking = 0  # tokens before the answer
         self._stop = [_Stop(text) for text in stop]
         self._held = ""
         self.stopped_by = ""  # the stop text that ended it
@@ -38,10 +46,22 @@ class Answer:
         """Parts of calls since the last time."""
         return self.reader.take() if self.reader else ()
 
+    @property
+    def thinking(self) -> int:
+        """Tokens of thoughts, with those of their tags."""
+        return self._thinking if self._thinker and self._thinker.thought else 0
+
+    def take_thoughts(self) -> str:
+        """Thoughts since the last time."""
+        thoughts, self._thoughts = self._thoughts, ""
+        return thoughts
+
     def push(self, token: int) -> str:
+        self._thinking += self._thinker is not None and not self._thinker.answers
         text = self._detokenizer.push(token) if self._detokenizer else ""
-        if self.reader and self._detokenizer and token in self.reader.shown:
-            text += self._detokenizer.flush() + self.reader.shown[token]
+        if self._detokenizer and token in self._shown:
+            text += self._detokenizer.flush() + self._shown[token]
+        text = self._without_thoughts(text)
         text = self.reader.push(text) if self.reader else text  # a stop text within a call would break it
         return self._until_stop(text) if self._stop else text
 
@@ -50,9 +70,17 @@ class Answer:
         if self.stopped_by:
             return ""
         text = self._detokenizer.flush() if self._detokenizer else ""
+        text = self._without_thoughts(text, final=True)
         text = self.reader.push(text, final=True, cut=cut) if self.reader else text
         if self._stop:
             text, self._held = self._until_stop(text) + self._held, ""
+        return text
+
+    def _without_thoughts(self, text: str, final: bool = False) -> str:
+        if self._thinker is None:
+            return text
+        thoughts, text = self._thinker.push(text, final)
+        self._thoughts += thoughts
         return text
 
     def _until_stop(self, text: str) -> str:

@@ -16,12 +16,13 @@ error, which whoever reads the text gets."""
 
 
 class Piece(NamedTuple):
-    """One step of a stream. The texts of all pieces joined are `Result.text`."""
+    """One step of a stream. The texts of all pieces joined are `Result.text`, their reasoning `Result.reasoning`."""
 
     text: str  # "" while a character or a possible stop text is incomplete
     token: int | None  # None for a last piece that only brings text held back
     calls: tuple[CallPart, ...] = ()  # more of the tools that are called
     scored: Scored | None = None  # if `logprobs` was given; where `token` is None, of the end token, if one came
+    reasoning: str = ""  # more of the thoughts before the text
 
 
 class Usage(NamedTuple):
@@ -30,6 +31,7 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    reasoning_tokens: int = 0  # of the completion, those of thoughts and their tags
 
 
 class Timings(NamedTuple):
@@ -54,6 +56,7 @@ class Result:
     receipt: Receipt | None = None  # if it was asked for
     tool_calls: list[ToolCall] = field(default_factory=list)  # what `text` leaves out of the tokens
     logprobs: list[Scored] | None = None  # of each of the tokens, if they were asked for
+    reasoning: str = ""  # thoughts before the text, of a conversation
 
     def __str__(self) -> str:
         return self.text
@@ -61,4 +64,5 @@ class Result:
     def message(self) -> dict[str, Any]:
         """The answer as a message, to continue the conversation."""
         said = {"role": "assistant", "content": self.text}
+        said |= {"reasoning_content": self.reasoning} if self.reasoning else {}
         return said | ({"tool_calls": [call.message() for call in self.tool_calls]} if self.tool_calls else {})

@@ -58,7 +58,7 @@ class Stream(Closing, Unique):
             try:
                 while not self._writer.done:
                     piece = self._writer.advance()
-                    if piece.text or piece.calls or piece.token is not None:
+                    if piece.text or piece.reasoning or piece.calls or piece.token is not None:
                         goes_on = not self._closing
                         return piece
             except (CancelledError, ClosedError) as error:

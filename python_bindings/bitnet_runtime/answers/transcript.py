@@ -17,6 +17,7 @@ class Transcript:
         self._ends, self._limit = ends, limit
         self.tokens: list[int] = []
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._scores: list[Scored] = []  # of the tokens, if asked
         self.complete = limit <= 0
         self.finish: Finish = "length" if self.complete else "cancelled"
@@ -33,7 +34,7 @@ class Transcript:
         """Make a chosen token part of the answer, or end it. whole: nothing may follow it."""
         if token in self._ends:
             self.finish, self.complete, self.ended_by = "stop", True, token
-            piece = Piece(self.answer.flush(), None, self.answer.take(), scored)
+            text, of = self.answer.flush(), None
         else:
             self.tokens.append(token)
             if scored:
@@ -43,8 +44,10 @@ class Transcript:
                 self.complete = True
                 text += self.answer.flush(cut=True)  # which may have a stop text
                 self.finish = "stop" if self.answer.stopped or whole else "length"
-            piece = Piece(text, token, self.answer.take(), scored)
+            of = token
+        piece = Piece(text, of, self.answer.take(), scored, self.answer.take_thoughts())
         self._texts.append(piece.text)
+        self._thoughts.append(piece.reasoning)
         return piece
 
     def result(self, n_prompt: int, seed: int, receipt: Receipt | None, scores: bool) -> Result:
@@ -53,6 +56,7 @@ class Transcript:
         timings = Timings(
             self.prompt_seconds, self.loaded / (self.prompt_seconds or 1), self.seconds, made / (self.seconds or 1)
         )
-        usage = Usage(n_prompt, made, n_prompt + made)
+        usage = Usage(n_prompt, made, n_prompt + made, self.answer.thinking)
+        text, thoughts = "".join(self._texts), "".join(self._thoughts)
         tokens, calls, logprobs = [*self.tokens], [*self.answer.calls], [*self._scores] if scores else None
-        return Result("".join(self._texts), tokens, self.finish, usage, timings, seed, receipt, calls, logprobs)
+        return Result(text, tokens, self.finish, usage, timings, seed, receipt, calls, logprobs, thoughts)

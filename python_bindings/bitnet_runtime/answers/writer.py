@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet_runtime.chat.calls import CallReader
+    from bitnet_runtime.chat.thoughts import ThoughtReader
     from bitnet_runtime.structured.guide import Guide
 
 
@@ -56,10 +57,12 @@ class Writer:
         adapter: str | None = None,
         reader: CallReader | None = None,
         logprobs: int | None = None,
+        thinker: ThoughtReader | None = None,
     ) -> None:
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `guide_of(model, options)`,
         made before, as that may take seconds. receipt: the result has one. adapter: of a new session. reader: takes
-        calls out of the text. logprobs: tokens are scored, beside so many others."""
+        calls out of the text. logprobs: tokens are scored, beside so many others. thinker: takes thoughts out of the
+        text."""
         self._top = alternatives(logprobs)
         if self._top is not None:
             options = replace(options, draft=0)  # the row that each token comes from is wanted
@@ -77,7 +80,7 @@ class Writer:
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
         room = self.session.n_ctx - len(prompt) + 1  # the last token is sampled and not appended
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
-        self._transcript = Transcript(Answer(detokenizer, options.stop, reader), ends, limit)
+        self._transcript = Transcript(Answer(detokenizer, options.stop, reader, thinker), ends, limit)
         self._witness = Witness(model, self.session, prompt, options, self._seed) if receipt else None
         self._ahead = Ahead(len(prompt))
         self._scored: Scored | None = None  # the next token, if asked

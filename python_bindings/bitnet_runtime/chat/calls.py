@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from bitnet_runtime.chat.dialects import Dialect
+from bitnet_runtime.chat.thoughts import without_begin
 from bitnet_runtime.chat.tools import ToolCall, loaded
 
 MOST_HELD = 1 << 16  # characters that may become a call
@@ -89,7 +90,7 @@ class CallReader:
             self._say(self._text[: place - len(self._gap)])
             return self._go(self._inside, place + len(self._opens))
         whole = final and not (self._cut and (self._after or not self._spoke))  # else it is the begin of a call
-        end = len(self._text) if whole else len(self._text[: _without_begin(self._text, self._opens)].rstrip())
+        end = len(self._text) if whole else len(self._text[: without_begin(self._text, self._opens)].rstrip())
         self._say(self._text[:end])
         return self._wait(end)
 
@@ -245,11 +246,6 @@ class _Object:
                 return False
             self._open.pop()
         return bool(self._open) and char in _STRUCTURE
-
-
-def _without_begin(text: str, word: str) -> int:
-    """The length of the text without an end that may be the beginning of `word`."""
-    return next((len(text) - n for n in range(len(word) - 1, 0, -1) if text.endswith(word[:n])), len(text))
 
 
 def _loaded(text: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime.chat.dialects import dialect
+from bitnet_runtime.chat.thoughts import are_written
 from bitnet_runtime.chat.tools import Tools
 from bitnet_runtime.defaults import truth
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, shown
@@ -23,6 +24,7 @@ MAX_BYTES = 256 * 1024  # of a template, as in the format
 MAX_MESSAGES = 16 << 20  # bytes of messages, as JSON
 BYTES = 16  # of memory for each byte of a request: four times what a character may take, as text and as parts of it
 OWN = frozenset({"messages", "tools", "add_generation_prompt"})  # variables of a template that are given as such
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of thoughts in a message
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})  # what every template may be given
 MOST_TEXT = 1 << 19  # characters that a template may make, and 4 for each byte of the messages
 
@@ -35,6 +37,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template has {len(source)} characters, expected at most {MAX_BYTES} bytes")
         self.source = source
         self.dialect = dialect(source)
+        self.thinks = are_written(source)
         # Its own: nobody waits for the template of another model. It ends with this object.
         self._worker = Worker(str(Path(__file__).with_name("rendering.py")), ("jinja2", "markupsafe"))
 
@@ -184,8 +187,7 @@ def is_message(message: Mapping[str, Any]) -> bool:
     """Whether it has a role and a content: a text, parts such as {"type": "text", "text": "…"}, thoughts or calls."""
     content = message.get("content")
     if content is None:
-        others = ("tool_calls", "reasoning_content", "thinking", "reasoning")
-        said = message.get("role") == "assistant" and any(message.get(name) for name in others)
+        said = message.get("role") == "assistant" and any(message.get(name) for name in ("tool_calls", *REASONING))
     elif isinstance(content, (list, tuple)):
         said = all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
     else:
@@ -203,8 +205,7 @@ def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
     An empty list of calls goes too: some templates take its presence for a call.
     """
     given = {key: value for key, value in message.items() if value is not None and (value or key != "tool_calls")}
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((given[name] for name in names if name in given), None)
+    reasoning = next((given[name] for name in REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 

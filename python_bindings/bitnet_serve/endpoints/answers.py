@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Block:
-    """A part of an answer: text, or a tool call with its arguments."""
+    """A part of an answer: text, thoughts, or a tool call with its arguments."""
 
     call: CallPart | None = None
     texts: list[str] = field(default_factory=list)
+    thinks: bool = False
 
     @property
     def text(self) -> str:
@@ -53,8 +54,12 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The text of the answer, without tool calls."""
-        return "".join(block.text for block in self.blocks if block.call is None)
+        """The text of the answer, without thoughts and tool calls."""
+        return "".join(block.text for block in self.blocks if block.call is None and not block.thinks)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(block.text for block in self.blocks if block.thinks)
 
     @property
     def calls(self) -> list[Block]:
@@ -75,10 +80,11 @@ class Choice:
         going = [part for part in found.calls if part.number < len(self.calls)]
         new = found.calls[len(going) :]
         out = [(self.blocks[-1], part.text) for part in going]
-        if found.text:
-            if not self.blocks or self.blocks[-1].call is not None:
-                self.blocks.append(Block())
-            out.append((self.blocks[-1], found.text))
+        for text, thinks in ((found.reasoning, True), (found.text, False)):
+            if text:
+                if not self.blocks or self.blocks[-1].call is not None or self.blocks[-1].thinks != thinks:
+                    self.blocks.append(Block(thinks=thinks))
+                out.append((self.blocks[-1], text))
         for part in new:
             if part.number == len(self.calls):
                 self.blocks.append(Block(part))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.answers.logprobs import Scored
-from bitnet_runtime.answers.ready import Ready, ready
-from bitnet_runtime.chat.template import OWN
+from bitnet_runtime.answers.ready import ready
+from bitnet_runtime.chat.template import OWN, REASONING
 from bitnet_runtime.chat.tools import ToolCall, Tools
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import InvalidParameterError, shown
@@ -20,7 +20,7 @@ from bitnet_runtime.facts import guide_of
 from bitnet_runtime.images.files import is_data
 from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model import Model
-from bitnet_runtime.model_chat import counting_tools, held_to_calls
+from bitnet_runtime.model_chat import begun_in, counting_tools, held_to_calls
 from bitnet_serve.endpoints import fields, offers, older
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.endpoints.wording import chunk_of, head_of, receipt_of, timings, usage
@@ -107,6 +107,9 @@ def begun_of(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     last = said[-1]
     if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
         return said, ""
+    if any(last.get(name) for name in REASONING):
+        told = "the last message begins the answer and has its thoughts apart; put them into the text, with their tags"
+        raise refuse(told, "messages")
     if len(said) == 1:
         raise refuse("messages has only the beginning of an answer, expected a user message before it", "messages")
     return said[:-1], last["content"]
@@ -114,15 +117,13 @@ def begun_of(said: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
 
 def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None, options: Sampling) -> Ask:
     """What to generate after a conversation."""
-    made = prompt(model, said, frame, tools)
-    return Ask(made.tokens, held_to_calls(model, tools, options), made.pixels, tools=tools)
-
-
-def prompt(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> Ready:
-    """The prompt of a conversation, if it fits the context."""
     tokens = prompt_tokens(model, said, frame, tools)
     with counting_tools(model, said, tools, tokens, **frame.asked):
-        return ready(model, tokens, images_of(said))
+        made = ready(model, tokens, images_of(said))
+    held = held_to_calls(model, tools, options)
+    before = tokens[: len(tokens) - len(_begun_tokens(model, frame))]
+    begun = begun_in(model, before, tools, options, frame.begun)
+    return Ask(made.tokens, held, made.pixels, tools=tools, begun=begun)
 
 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
@@ -142,7 +143,11 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
             told = f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes"
             raise InvalidParameterError(told, "messages")
     tokens = model.apply_template(said, tools, **frame.asked)
-    return tokens + (model.tokenize(frame.begun, add_bos=False) if frame.begun else [])
+    return tokens + _begun_tokens(model, frame)
+
+
+def _begun_tokens(model: Model, frame: Frame) -> list[int]:
+    return model.tokenize(frame.begun, add_bos=False) if frame.begun else []
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
@@ -189,7 +194,7 @@ class Chat(Shape):
             yield self._chunk(choice, {"tool_calls": [head | {"function": {"name": block.call.name, "arguments": ""}}]})
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        more: dict[str, Any] = {"content": text}
+        more: dict[str, Any] = {"reasoning_content" if block.thinks else "content": text}
         if block.call:
             call = {"arguments": text}
             whole = {"tool_calls": [{"index": block.call.number, "function": call}]}
@@ -226,6 +231,7 @@ class Chat(Shape):
 
     def _message(self, choice: Choice) -> dict[str, Any]:
         said = {"role": "assistant", "content": choice.text, "refusal": None}
+        said |= {"reasoning_content": choice.reasoning} if choice.reasoning else {}
         if not choice.calls:
             return said
         calls = [ToolCall(call.id, call.name, block.text) for block in choice.calls if (call := block.call)]

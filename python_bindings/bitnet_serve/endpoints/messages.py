@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet_runtime.answers.logprobs import Scored
+from bitnet_runtime.chat.thoughts import are_written
 from bitnet_runtime.chat.tools import ToolCall
 from bitnet_runtime.errors import ToolCallError, shown
+from bitnet_runtime.model import Model
 from bitnet_serve.endpoints import chat, fields, offers
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import MESSAGES, ApiError, refuse
@@ -31,18 +33,16 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # clients go on without
         told = "thread is not supported by this server: send all messages"
         raise ApiError(400, told, "unsupported_parameter", "thread", more={"details": details})
-    thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "disabled"})
-    if thinking.get("type") not in ("disabled", "adaptive"):  # the latter leaves it to the model
-        raise refuse('thinking is not supported, expected {"type": "disabled"}', "thinking", "unsupported_parameter")
     options = fields.sampling({**body, "response_format": _format(body)}, served.model, None)
-    ask = chat.asked(served.model, *_framed(body), offers.of_messages(body), options)
+    ask = chat.asked(served.model, *_framed(served.model, body), offers.of_messages(body), options)
     return Work(served, chat.several(served.model, [ask]), Messages(served), fields.take(body, "stream", bool, False))
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
     """/v1/messages/count_tokens: asked to find out whether a conversation fits, so it may be too long."""
     fields.check_known(body, KNOWN)
-    return {"input_tokens": len(chat.prompt_tokens(served.model, *_framed(body), offers.of_messages(body)))}
+    said, frame = _framed(served.model, body)
+    return {"input_tokens": len(chat.prompt_tokens(served.model, said, frame, offers.of_messages(body)))}
 
 
 def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -59,14 +59,29 @@ def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": given}
 
 
-def _framed(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], chat.Frame]:
+def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What `thinking` sets in a template that can turn thoughts on and off."""
+    thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "adaptive"})  # leaves it to the template
+    kind, template = thinking.get("type"), model.template_source or ""
+    if kind not in ("enabled", "disabled", "adaptive"):
+        expected = "a type of enabled, disabled or adaptive"
+        raise refuse(f"thinking is {shown(thinking)}, expected {expected}", "thinking")
+    if kind == "enabled" and not are_written(template):
+        told = f'{model.path.name} has a chat template without thoughts, expected thinking {{"type": "disabled"}}'
+        raise refuse(told, "thinking", "unsupported_parameter")
+    if kind == "adaptive" or "enable_thinking" not in template:
+        return {}
+    return {"enable_thinking": kind == "enabled"}
+
+
+def _framed(model: Model, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], chat.Frame]:
     """A conversation, and the beginning of the answer, if the last message is one."""
     said, begun = chat.begun_of(conversation(body))
     if begun != begun.rstrip():
         raise refuse(
             "the last message begins the answer and ends in white space; leave the white space out", "messages"
         )
-    return said, chat.Frame(begun)
+    return said, chat.Frame(begun, variables=_variables(model, body))
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -81,7 +96,7 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A message; those before it of results that it holds, and with the calls that it makes."""
+    """A message; those before it of results that it holds, and with its thoughts and the calls that it makes."""
     content = message.get("content")
     if not isinstance(content, list):
         return [message]
@@ -90,10 +105,14 @@ def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     results = [_result(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_result"]
     calls = [_call(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_use"]
-    rest = [part for part, kind in zip(content, kinds, strict=True) if kind not in ("tool_result", "tool_use")]
+    thinks = "thinking" if message.get("role") == "assistant" else ""
+    thoughts = [fields.text(part, thinks) for part, kind in zip(content, kinds, strict=True) if kind == thinks]
+    apart = ("tool_result", "tool_use", thinks)
+    rest = [part for part, kind in zip(content, kinds, strict=True) if kind not in apart]
     if results and not rest:
         return results
     said = message | {"content": _content(rest) if rest else None}
+    said |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
     return [*results, said | {"tool_calls": calls} if calls else said]
 
 
@@ -131,6 +150,8 @@ def _part(part: Any, name: str) -> dict[str, Any]:
 
 def _content_block(block: Block) -> dict[str, Any]:
     """A text, or the use of a tool; a text too, if the model wrote no object of arguments."""
+    if block.thinks:
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.call is None:
         return {"type": "text", "text": block.text}
     call = ToolCall(block.call.id, block.call.name, block.text)
@@ -153,11 +174,12 @@ class Messages(Shape):
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
         if block.call is None:
-            yield self._of(choice, block, "start", content_block={"type": "text", "text": ""})
+            yield self._of(choice, block, "start", content_block=_content_block(Block(thinks=block.thinks)))
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         if block.call is None:
-            yield self._of(choice, block, "delta", delta={"type": "text_delta", "text": text})
+            kind = "thinking" if block.thinks else "text"
+            yield self._of(choice, block, "delta", delta={"type": f"{kind}_delta", kind: text})
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
         """A call is sent when it is complete, because broken arguments are not a call here."""

@@ -59,14 +59,32 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     for item in chat.messages({"input": given}, "input"):
         message = _message(item)
-        if "tool_calls" in message and said and said[-1]["role"] == "assistant":  # one turn of the model
-            calls = [*said[-1].get("tool_calls", []), *message["tool_calls"]]
-            said[-1] = {**said[-1], "tool_calls": calls}
-        else:
+        last = said[-1] if said and said[-1]["role"] == "assistant" else {}
+        if last and "tool_calls" in message:  # one turn of the model
+            said[-1] = {**last, "tool_calls": [*last.get("tool_calls", []), *message["tool_calls"]]}
+        elif _thinks_only(last) and message["role"] == "assistant":
+            thoughts = [each["reasoning_content"] for each in (last, message) if each.get("reasoning_content")]
+            said[-1] = {**message, "reasoning_content": "\n".join(thoughts)}
+        elif message.get("reasoning_content") != "":
             said.append(message)
+    if not said:
+        raise refuse("input has only items of reasoning without a text, expected a message", "input")
     if "instructions" in body:
         said.insert(0, {"role": "system", "content": fields.text(body, "instructions")})
     return said
+
+
+def _thinks_only(message: Mapping[str, Any]) -> bool:
+    return "reasoning_content" in message and message["content"] is None and "tool_calls" not in message
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    """The thoughts of an item, or their summary. Those of a cloud model may be encrypted: then there are none."""
+    for name in ("content", "summary"):
+        parts: list[Any] = fields.take(item, name, list, [])
+        if parts:
+            return "\n".join(fields.text(part if isinstance(part, dict) else {}, "text") for part in parts)
+    return ""
 
 
 def _message(item: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +95,11 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": fields.text(item, "call_id"), "content": item.get("output")}
+    if kind == "reasoning":
+        return {"role": "assistant", "content": None, "reasoning_content": _reasoning(item)}
     if kind != "message":
-        raise refuse(f"input has an item of type {shown(kind)}, expected messages, and calls of functions", "input")
+        expected = "messages, reasoning, and calls of functions"
+        raise refuse(f"input has an item of type {shown(kind)}, expected {expected}", "input")
     return {"role": item.get("role"), "content": item.get("content")}
 
 
@@ -103,19 +124,21 @@ class Responses(Shape):
             item["content"] = []
         yield self._of(choice, block, "response.output_item.added", item=item)
         if block.call is None:
-            yield self._of_part(choice, block, "response.content_part.added", part=self._text(""))
+            yield self._of_part(choice, block, "response.content_part.added", part=self._part(block, ""))
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         if block.call is None:
-            yield self._of_part(choice, block, "response.output_text.delta", delta=text, logprobs=[])
+            kind, more = self._kind(block)
+            yield self._of_part(choice, block, f"response.{kind}.delta", delta=text, **more)
         else:
             at = {"item_id": self._id(choice, block), "delta": text}
             yield self._of(choice, block, "response.function_call_arguments.delta", **at)
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
         if block.call is None:
-            yield self._of_part(choice, block, "response.output_text.done", text=block.text, logprobs=[])
-            yield self._of_part(choice, block, "response.content_part.done", part=self._text(block.text))
+            kind, more = self._kind(block)
+            yield self._of_part(choice, block, f"response.{kind}.done", text=block.text, **more)
+            yield self._of_part(choice, block, "response.content_part.done", part=self._part(block, block.text))
         else:
             at = {"item_id": self._id(choice, block), "arguments": block.text}
             yield self._of(choice, block, "response.function_call_arguments.done", **at)
@@ -145,16 +168,24 @@ class Responses(Shape):
     def _of_part(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
         return self._of(choice, block, kind, item_id=self._id(choice, block), content_index=0, **more)
 
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    def _kind(self, block: Block) -> tuple[str, dict[str, Any]]:
+        """What its text is called, and a field that only some have."""
+        return ("reasoning_text", {}) if block.thinks else ("output_text", {"logprobs": []})
+
+    def _part(self, block: Block, text: str) -> dict[str, Any]:
+        kind, more = self._kind(block)
+        return {"type": kind, "text": text, **({} if block.thinks else {"annotations": []}), **more}
 
     def _id(self, choice: Choice, block: Block) -> str:
-        return f"{'fc' if block.call else 'msg'}_{self.id}{choice.blocks.index(block)}"
+        kind = "fc" if block.call else "rs" if block.thinks else "msg"
+        return f"{kind}_{self.id}{choice.blocks.index(block)}"
 
     def _item(self, choice: Choice, block: Block, status: str, text: str) -> dict[str, Any]:
         head = {"id": self._id(choice, block), "status": status}
+        if block.thinks:
+            return head | {"type": "reasoning", "summary": [], "content": [self._part(block, text)]}
         if block.call is None:
-            return head | {"type": "message", "role": "assistant", "content": [self._text(text)]}
+            return head | {"type": "message", "role": "assistant", "content": [self._part(block, text)]}
         return head | {
             "type": "function_call", "call_id": block.call.id, "name": block.call.name, "arguments": text,
         }  # fmt: skip
@@ -171,7 +202,7 @@ class Responses(Shape):
                 "input_tokens": end.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": end.reused, "cache_write_tokens": 0},
                 "output_tokens": end.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
                 "total_tokens": end.prompt_tokens + end.completion_tokens,
             }
         asked, defaults = self.body, self.served.model.defaults

@@ -19,6 +19,8 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     made = sum(choice.ended().completion_tokens for choice in choices)
     prompt, reused = sum(prompts.values()), sum(found.values())
     details = {"prompt_tokens_details": {"cached_tokens": reused}} if reused else {}
+    if thought := sum(choice.ended().reasoning_tokens for choice in choices):
+        details["completion_tokens_details"] = {"reasoning_tokens": thought}
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
 
 

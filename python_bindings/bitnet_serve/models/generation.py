@@ -13,9 +13,10 @@ from bitnet_runtime.answers.logprobs import Scored, score
 from bitnet_runtime.answers.receipt import Receipt
 from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.chat.calls import CallPart
+from bitnet_runtime.chat.thoughts import Begun
 from bitnet_runtime.chat.tools import Tools
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.model_chat import call_reader
+from bitnet_runtime.model_chat import call_reader, thought_reader
 from bitnet_runtime.sessions.session import Session
 from bitnet_serve.histogram import LATENCIES
 from bitnet_serve.models.registry import Served
@@ -37,6 +38,7 @@ class Text(NamedTuple):
     text: str
     scored: Scored | None = None  # if asked
     calls: Sequence[CallPart] = ()
+    reasoning: str = ""
 
 
 class Scores(NamedTuple):
@@ -55,6 +57,7 @@ class End(NamedTuple):
     stopped_by: str = ""  # a stop text
     reused: int = 0  # tokens of the prompt that were there already
     receipt: Receipt | None = None
+    reasoning_tokens: int = 0
 
 
 class Timings(NamedTuple):
@@ -104,6 +107,7 @@ class Ask:
     guide: Guide | None = None  # the compiled format of the options
     receipt: bool = False  # the answer gets one
     tools: Tools | None = None  # that it may call
+    begun: Begun | None = None  # of a model that thinks
 
 
 class Generation(Task):
@@ -156,6 +160,7 @@ class Generation(Task):
         writer = Writer(
             self._model, ask.prompt, ask.options, self._session, ask.pixels, ask.guide, ask.receipt,
             reader=call_reader(self._model, ask.tools), logprobs=ask.top,
+            thinker=thought_reader(self._model, ask.begun),
         )  # fmt: skip
         self.done = writer.done
         if not self.done:
@@ -192,7 +197,7 @@ class Generation(Task):
             self._first = time.perf_counter()
         while writer.ready and not writer.done:
             piece = writer.pop()
-            self._tell(Text(piece.text, piece.scored, piece.calls))
+            self._tell(Text(piece.text, piece.scored, piece.calls, piece.reasoning))
         self.done = writer.done
 
     def fail(self, error: Exception) -> None:
@@ -203,10 +208,11 @@ class Generation(Task):
         end = time.perf_counter()
         writer, session = self._writer, self._session
         self._writer = self._session = None
-        made, reason, seed, stopped_by, receipt = 0, "cancelled", 0, "", None
+        made, thought, reason, seed, stopped_by, receipt = 0, 0, "cancelled", 0, "", None
         if writer is not None:
             stopped_by, result = writer.stopped_by, writer.result()
             made, reason, seed, receipt = len(result.tokens), result.finish_reason, result.seed, result.receipt
+            thought = result.usage.reasoning_tokens
         self.prompt_tokens, self.completion_tokens = self._held - self._reused, made
         if session is not None:
             self._served.sessions.end(session, self._who)
@@ -216,7 +222,7 @@ class Generation(Task):
         started = max(self._started or end, opened)
         self.seconds = self._latencies(reason, made, end)
         timings = Timings(opened - self._made, started - opened, end - started, seed)
-        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused, receipt))
+        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused, receipt, thought))
 
     def _latencies(self, reason: str, made: int, end: float) -> dict[str, float]:
         """By `LATENCIES`, in their order; of an answer that came to its end."""
