@@ -6,15 +6,13 @@ import bisect
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bitnet_cli.kept import Kept, add, alone, at_the_end, from_note, somewhere, to_note
 from bitnet_cli.keyboard import Lines
-from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
+from bitnet_cli.notes import cut_off, end_line, larger_context, too_long, written
 from bitnet_runtime.answers.stream import Stream
-from bitnet_runtime.chat.thoughts import CLOSE, OPEN
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
 from bitnet_runtime.images.prompts import images_of
@@ -40,18 +38,6 @@ NO_TEMPLATE = (
     "This model has no chat template and does not know turns: it continues your text as it stands. "
     "--chat-template FILE gives it one."
 )
-
-
-def _written(stream: Stream) -> Iterator[str]:
-    """The texts of an answer as they come, its thoughts between their tags."""
-    thinks = False
-    for piece in stream:
-        if piece.reasoning:
-            yield piece.reasoning if thinks else f"{OPEN}\n{piece.reasoning}"
-            thinks = True
-        if piece.text:
-            yield f"\n{CLOSE}\n\n{piece.text}" if thinks else piece.text
-            thinks = False
 
 
 class Conversation:
@@ -253,7 +239,7 @@ class Conversation:
         try:
             stream = self._stream(message, self._sampling | (changes or {}))
             with stream:
-                for text in _written(stream):
+                for text in written(stream):
                     show(text)
         except KeyboardInterrupt:
             if not self._lines.typed:

@@ -1,11 +1,27 @@
-"""Notes of `bitnet generate` and `bitnet chat` on an answer: why it ended, what it cost, what allows more."""
+"""What `bitnet generate` and `bitnet chat` write of an answer beside its text: thoughts, why it ended, what it cost,
+what allows more."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bitnet_runtime import Model, Result
+    from bitnet_runtime import Model, Result, Stream
+
+
+def written(stream: Stream) -> Iterator[str]:
+    """The texts of an answer as they come, its thoughts between their tags."""
+    from bitnet_runtime.chat.thoughts import CLOSE, OPEN
+
+    thinks = False
+    for piece in stream:
+        if piece.reasoning:
+            yield piece.reasoning if thinks else f"{OPEN}\n{piece.reasoning}"
+            thinks = True
+        if piece.text:
+            yield f"\n{CLOSE}\n\n{piece.text}" if thinks else piece.text
+            thinks = False
 
 
 def cut_off(result: Result, model: Model, n_ctx: int) -> str:

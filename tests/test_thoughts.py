@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from bitnet_serve.endpoints import responses
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from servers import post, served
+from talks import piped, prompts
 from test_serve_streams import ask as streamed
 from test_serve_streams import chunks, events
 from tool_models import ASK, CALL, TOOLS, calling_model
@@ -319,3 +321,25 @@ TURNS: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
 def test_responses_with_thoughts_before(items: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "why"}]}
     assert responses.conversation({"input": [{"role": "user", "content": "?"}, thought, *items]})[1:] == told
+
+
+# ---- in the terminal ----
+
+
+def test_chat_shows_them_and_keeps_them_apart(models: dict[str, Path], tmp_path: Path) -> None:
+    session, saved = tmp_path / "talk", tmp_path / "talks.jsonl"
+    done = piped(models["thinks"], "weather?", "weather?", f"/save {saved}", args=("--session", session))
+    assert (done.returncode, done.stdout) == (0, f"{TEXT}\n" * 2)
+    answer = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT}
+    assert json.loads(saved.read_text(encoding="utf-8")) == {"messages": [*ASK, answer] * 2}
+    with Model.load(models["thinks"]) as model:
+        told = [ASK, [*ASK, answer, *ASK], [*([*ASK, answer] * 2), *ASK]]
+        lengths = [len(model.apply_template(messages)) for messages in told]
+        assert prompts(done.stderr) == lengths[:2]
+        assert prompts(piped(models["thinks"], "weather?", args=("--session", session)).stderr) == lengths[2:]
+        with model.load_session(session) as kept:
+            note = json.loads(kept.note)
+            note["turns"][1]["reasoning_content"] = 5
+            kept.save(session, json.dumps(note).encode())
+    done = piped(models["thinks"], "weather?", args=("--session", session))
+    assert (done.returncode, done.stdout) == (1, "") and "no conversation" in done.stderr
