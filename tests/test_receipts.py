@@ -13,6 +13,7 @@ from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, Receipt, ReceiptError, available_isas
 from command import bitnet
 from runtime_models import SMALL, byte_tokenizer, scripted_model, small_model
+from tool_models import ASK, CALL, TOOLS, calling_model
 
 SCHEMA = {"enum": ["a long value", "another value", "a third"]}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -244,3 +245,16 @@ def test_the_page_names_all_fields(model: Model) -> None:
     page = (Path(__file__).parent.parent / "docs/receipts.md").read_text(encoding="utf-8")
     receipt = model.generate("ab", max_tokens=1, receipt=True).receipt
     assert receipt and [name for name in json.loads(receipt.to_json()) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "finish"),
+    [({"stop": "days"}, "stop"), ({"parallel_tool_calls": False}, "cancelled"), ({"stop": "so"}, "cancelled"),
+     ({"max_tokens": 9}, "length")],
+)  # fmt: skip
+def test_a_conversation_with_calls_is_true(tmp_path: Path, options: dict[str, Any], finish: str) -> None:
+    """Stop texts do not count within calls and thoughts, and calls end an answer, which tokens alone do not show."""
+    with Model.load(calling_model(tmp_path / "m", f"hm\n{CALL}\nand so")) as model:
+        receipt = model.chat(ASK, tools=TOOLS, receipt=True, **options).receipt
+        assert receipt is not None and receipt.finish_reason == finish
+        assert model.verify_receipt(receipt.to_json()).valid

@@ -174,6 +174,14 @@ def test_stop_texts_and_calls_are_those_of_the_answer(models: dict[str, Path]) -
         assert [call.name for call in result.tool_calls] == ["weather"]
 
 
+@pytest.mark.parametrize(("stop", "finish"), [("\n\n", "stop"), ("day", "cancelled")])
+def test_a_receipt_is_true(models: dict[str, Path], stop: str, finish: str) -> None:
+    with Model.load(models["thinks"]) as model:
+        receipt = model.chat(ASK, stop=stop, receipt=True).receipt
+        assert receipt is not None and receipt.finish_reason == finish
+        assert model.verify_receipt(receipt.to_json()).valid
+
+
 def test_a_format_is_an_answer_even_if_the_prompt_opens_a_thought(models: dict[str, Path]) -> None:
     with Model.load(models["opened-json"]) as model:
         assert (model.chat(ASK).reasoning, model.chat(ASK).text) == ('{"a": 1}', "")

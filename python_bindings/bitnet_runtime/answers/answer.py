@@ -34,6 +34,11 @@ class Answer:
         self.stopped_by = ""  # the stop text that ended it
 
     @property
+    def parted(self) -> bool:
+        """Whether its text is not all that the tokens say."""
+        return self.reader is not None or self._thinker is not None
+
+    @property
     def stopped(self) -> bool:
         return bool(self.stopped_by) or (self.reader is not None and self.reader.done)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bitnet_runtime.answers.receipt import Receipt, sampling_of, written
 from bitnet_runtime.answers.transcript import Transcript
@@ -34,8 +35,12 @@ class Witness:
 
     def receipt(self, answer: Transcript) -> Receipt:
         chosen = len(answer.tokens) + (answer.ended_by is not None)  # there may be more after a stop text
+        options, finish = self._options, answer.finish
+        if answer.answer.parted:  # stop texts were looked for in what no receipt shows
+            options = replace(options, stop=())
+            finish = "cancelled" if finish == "stop" and answer.ended_by is None else finish
         return Receipt(
             self._model, self._adapter, self._kv_type, self._n_ctx, list(self._prompt), list(answer.tokens),
-            answer.ended_by, answer.finish, self._seed, sampling_of(self._options),
+            answer.ended_by, finish, self._seed, sampling_of(options),
             [written(each) for each in self.digests[:chosen]],
         )  # fmt: skip
