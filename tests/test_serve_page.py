@@ -76,6 +76,17 @@ def test_a_conversation(serving: Serving, tmp_path: Path) -> None:
         assert page.run("talk.length") == 0
 
 
+def test_thoughts_are_folded_away(tmp_path: Path) -> None:
+    template = TEMPLATE + "{# <think> </think> #}"
+    thinks = scripted_model(tmp_path / "a.bitnet", [b"<think>", b"hm", b"</think>", *SCRIPT], template=template)
+    with served(thinks, slow_model(tmp_path)) as serving, opened(serving, tmp_path) as page:
+        say(page, "hello")
+        page.until(ANSWERED)
+        assert page.run("document.querySelector('article.assistant details').open") is False
+        assert page.run("document.querySelector('article.assistant details p').textContent") == "hm"
+        assert page.run("talk.at(-1).text") == "Good day to <b>you</b>, €!"
+
+
 def test_settings_are_asked_for_and_kept(serving: Serving, tmp_path: Path) -> None:
     with opened(serving, tmp_path, width=360, dark=True) as page:
         page.run("document.querySelector('#open').click()")

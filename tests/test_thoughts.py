@@ -23,9 +23,9 @@ from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from servers import post, served
 from talks import piped, prompts
+from test_serve_streams import USE, chunks, events
 from test_serve_streams import ask as streamed
-from test_serve_streams import chunks, events
-from tool_models import ASK, CALL, TOOLS, calling_model
+from tool_models import ASK, CALL, FLAT, TOOLS, calling_model
 
 # In the style of Qwen3, and of one that always thinks.
 THINKS = (
@@ -285,6 +285,55 @@ def test_thoughts_are_turned_on_and_off(serving: Serving) -> None:
     assert status == 200
     status, answer = post(serving, "/v1/messages", asked | {"model": "thinks", "thinking": {"type": "on"}})
     assert status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [("chat/completions", {"continue_final_message": True}), ("messages", {"max_tokens": 5})]
+)
+def test_thoughts_apart_from_a_begun_answer_are_refused(serving: Serving, path: str, more: dict[str, Any]) -> None:
+    """A template writes them in its own way, which is not known here; to lose them would change the answer."""
+    begun = {"role": "assistant", "content": "so", "reasoning_content": "why"}
+    status, answer = post(serving, f"/v1/{path}", {"model": "thinks", "messages": [*ASK, begun], **more})
+    assert status == 400 and "put them into the text" in answer["error"]["message"]
+
+
+def test_thoughts_before_calls(serving: Serving) -> None:
+    asked = {"model": "calls", "max_tokens": 500, "messages": ASK, "tools": USE}
+    found = events(streamed(serving, "/v1/messages", asked))
+    begun = [(each["index"], each["content_block"]["type"]) for each in found if each["type"] == "content_block_start"]
+    assert begun == [(0, "thinking"), (1, "tool_use")]
+    _, answer = post(serving, "/v1/messages", asked)
+    assert [block["type"] for block in answer["content"]] == ["thinking", "tool_use"]
+    assert answer["content"][0]["thinking"] == f"So: {CALL}" and answer["stop_reason"] == "tool_use"
+    _, answer = post(serving, "/v1/chat/completions", {"model": "calls", "messages": ASK, "tools": TOOLS})
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, f"So: {CALL}")
+    _, answer = post(serving, "/v1/responses", {"model": "calls", "input": "weather?", "tools": FLAT})
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "function_call"]
+
+
+def test_every_token_is_scored_once(serving: Serving) -> None:
+    asked = {"model": "thinks", "messages": ASK, "logprobs": True, "n": 2}
+    _, answer = post(serving, "/v1/chat/completions", asked)
+    for choice in answer["choices"]:
+        assert bytes(byte for each in choice["logprobs"]["content"] for byte in each["bytes"]) == TEXT.encode()
+    found = chunks(streamed(serving, "/v1/chat/completions", asked))
+    for index in (0, 1):
+        scored = [each["choices"][0]["logprobs"] for each in found if each["choices"][0]["index"] == index]
+        tokens = [token for each in scored if each for token in each["content"]]
+        assert tokens == answer["choices"][index]["logprobs"]["content"]
+
+
+def test_answers_cut_within_thoughts(serving: Serving) -> None:
+    _, answer = post(serving, "/v1/chat/completions", {"model": "thinks", "messages": ASK, "max_tokens": 4})
+    choice = answer["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert THOUGHT.startswith(choice["message"]["reasoning_content"])
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    _, answer = post(serving, "/v1/messages", {"model": "thinks", "messages": ASK, "max_tokens": 4})
+    assert [block["type"] for block in answer["content"]] == ["thinking"] and answer["stop_reason"] == "max_tokens"
+    _, answer = post(serving, "/v1/responses", {"model": "thinks", "input": "weather?", "max_output_tokens": 4})
+    assert [(item["type"], item["status"]) for item in answer["output"]] == [("reasoning", "incomplete")]
 
 
 def test_responses(serving: Serving) -> None:

@@ -66,7 +66,7 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("enabled", "disabled", "adaptive"):
         expected = "a type of enabled, disabled or adaptive"
         raise refuse(f"thinking is {shown(thinking)}, expected {expected}", "thinking")
-    if kind == "enabled" and not are_written(template):
+    if kind == "enabled" and model.has_template and not are_written(template):
         told = f'{model.path.name} has a chat template without thoughts, expected thinking {{"type": "disabled"}}'
         raise refuse(told, "thinking", "unsupported_parameter")
     if kind == "adaptive" or "enable_thinking" not in template:
@@ -105,9 +105,8 @@ def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     results = [_result(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_result"]
     calls = [_call(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_use"]
-    thinks = "thinking" if message.get("role") == "assistant" else ""
-    thoughts = [fields.text(part, thinks) for part, kind in zip(content, kinds, strict=True) if kind == thinks]
-    apart = ("tool_result", "tool_use", thinks)
+    apart = ("tool_result", "tool_use", *(["thinking"] if message.get("role") == "assistant" else []))
+    thoughts = [fields.text(part, kind) for part, kind in zip(content, kinds, strict=True) if kind in apart[2:]]
     rest = [part for part, kind in zip(content, kinds, strict=True) if kind not in apart]
     if results and not rest:
         return results
