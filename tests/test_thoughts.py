@@ -17,8 +17,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from bitnet_runtime import Model
+from bitnet_runtime.answers.answer import Answer
 from bitnet_runtime.chat.thoughts import Begun, ThoughtReader
-from bitnet_serve.endpoints import responses
+from bitnet_serve.endpoints import messages, responses
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from servers import post, served
@@ -98,6 +99,28 @@ def test_it_does_not_matter_how_thoughts_come(parts: list[str], opened: bool, st
     found.append(reader.push("", final=True))
     thought, said = ("".join(each) for each in zip(*found, strict=True))
     assert (thought, said) == expected(text, opened)
+
+
+class Parts:
+    """A detokenizer whose tokens are the places of these texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.push = texts.__getitem__
+        self.flush = str
+
+
+@given(st.lists(st.sampled_from([*PARTS, "<th", "ink>a"])), st.booleans(), st.integers(0, 30))
+def test_pieces_with_stop_texts_are_those_of_the_whole(parts: list[str], opened: bool, most: int) -> None:
+    answer = Answer(Parts(parts), ("a ", "<<"), thinker=ThoughtReader(Begun(opened)))
+    thought, said, read = "", "", 0
+    while read < min(most, len(parts)) and not answer.stopped:
+        said += answer.push(read)
+        thought += answer.take_thoughts()
+        read += 1
+    said += answer.flush(cut=read < len(parts))
+    thought += answer.take_thoughts()
+    whole = expected("".join(parts[:read]), opened)
+    assert (thought, said) == (whole[0], re.split("a |<<", whole[1])[0])
 
 
 BEGUN = [
@@ -264,6 +287,10 @@ def test_messages(serving: Serving) -> None:
 def test_messages_with_thoughts_before(serving: Serving) -> None:
     model = serving.models["thinks"].model
     blocks: Any = [{"type": "thinking", "thinking": "why", "signature": ""}, {"type": "text", "text": "so"}]
+    conversation = [*ASK, {"role": "assistant", "content": blocks[:1]}]
+    assert messages.conversation({"messages": conversation})[1:] == [
+        {"role": "assistant", "content": "", "reasoning_content": "why"}  # many templates take no other content
+    ]
     asked = {"model": "thinks", "messages": [*ASK, {"role": "assistant", "content": blocks}, *ASK], "max_tokens": 500}
     told = [*ASK, {"role": "assistant", "content": "so", "reasoning_content": "why"}, *ASK]
     status, answer = post(serving, "/v1/messages/count_tokens", asked)
@@ -363,14 +390,14 @@ def test_responses(serving: Serving) -> None:
 CALLED = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
 TURNS: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ([{"role": "assistant", "content": "so"}], [{"role": "assistant", "content": "so", "reasoning_content": "why"}]),
-    ([], [{"role": "assistant", "content": None, "reasoning_content": "why"}]),
-    ([CALLED], [{"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [
+    ([], [{"role": "assistant", "content": "", "reasoning_content": "why"}]),
+    ([CALLED], [{"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]}]),
     ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
       {"role": "assistant", "content": "so"}],
      [{"role": "assistant", "content": "so", "reasoning_content": "why\nx"}]),
     ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, {"role": "user", "content": "go"}],
-     [{"role": "assistant", "content": None, "reasoning_content": "why"}, {"role": "user", "content": "go"}]),
+     [{"role": "assistant", "content": "", "reasoning_content": "why"}, {"role": "user", "content": "go"}]),
 ]  # fmt: skip
 
 

@@ -111,7 +111,8 @@ def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
     if results and not rest:
         return results
     said = message | {"content": _content(rest) if rest else None}
-    said |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    if thoughts:
+        said |= {"content": said["content"] or "", "reasoning_content": "\n".join(thoughts)}
     return [*results, said | {"tool_calls": calls} if calls else said]
 
 

@@ -75,7 +75,7 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _thinks_only(message: Mapping[str, Any]) -> bool:
-    return "reasoning_content" in message and message["content"] is None and "tool_calls" not in message
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _reasoning(item: dict[str, Any]) -> str:
@@ -96,7 +96,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": fields.text(item, "call_id"), "content": item.get("output")}
     if kind == "reasoning":
-        return {"role": "assistant", "content": None, "reasoning_content": _reasoning(item)}
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind != "message":
         expected = "messages, reasoning, and calls of functions"
         raise refuse(f"input has an item of type {shown(kind)}, expected {expected}", "input")
