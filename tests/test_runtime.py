@@ -245,7 +245,7 @@ def test_generation_ends_with_the_context(model: Model, n_prompt: int, max_token
     result = model.generate([1] * n_prompt, max_tokens=max_tokens, seed=1)
     assert len(result.tokens) == made
     assert result.finish_reason == "length"
-    assert result.usage == (n_prompt, made, n_prompt + made)
+    assert result.usage == (n_prompt, made, n_prompt + made, 0)
 
 
 def test_wrong_arguments_of_load(path: Path, model: Model) -> None:

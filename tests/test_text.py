@@ -190,7 +190,7 @@ def test_a_stream_joins_to_the_text_of_generate(tmp_path: Path) -> None:
     assert [piece.text for piece in pieces] == ["Hel", "lo ", "", "é", "", "", "東", "!!"]
     assert [piece.token for piece in pieces] == result.tokens
     assert result.text == "Hello é東!!"
-    assert (result.finish_reason, result.usage, result.seed) == ("stop", (2, 8, 10), 1)
+    assert (result.finish_reason, result.usage, result.seed) == ("stop", (2, 8, 10, 0), 1)
     assert stream.result is not None
     assert stream.result.text == result.text
     assert result.timings.generation_tokens_per_second > 0
