@@ -16,9 +16,11 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from bitnet_runtime import Model
+from bitnet_runtime import Model, Sampling
 from bitnet_runtime.answers.answer import Answer
 from bitnet_runtime.chat.thoughts import Begun, ThoughtReader
+from bitnet_runtime.chat.tools import Tools
+from bitnet_runtime.model_chat import begun_in
 from bitnet_serve.endpoints import messages, responses
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
@@ -147,6 +149,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     texts = {
         "thinks": (TEXT, THINKS), "opened": (TEXT.removeprefix("<think>\n"), OPENED), "plain": (TEXT, TEMPLATE),
         "calls": (f"<think>So: {CALL}</think>{CALL}", THINKS), "opened-json": ('{"a": 1}', OPENED),
+        "half": ("<think>so </thi", THINKS), "untold": ("so", None),
     }  # fmt: skip
     return {name: calling_model(folder / f"{name}.bitnet", *each) for name, each in texts.items()}
 
@@ -212,6 +215,21 @@ def test_a_format_is_an_answer_even_if_the_prompt_opens_a_thought(models: dict[s
         assert (held.reasoning, held.text) == ("", '{"a": 1}')
 
 
+def test_calls_that_have_to_come_are_an_answer(models: dict[str, Path]) -> None:
+    with Model.load(models["opened"]) as model:
+        prompt = model.apply_template(ASK)
+        for choice, opened in (("auto", True), ("required", False), ("weather", False)):
+            assert begun_in(model, prompt, Tools.of(TOOLS, choice), Sampling()) == Begun(opened)
+        assert begun_in(model, prompt, None, Sampling(json_schema="{}")) == Begun(False)
+
+
+def test_the_end_of_a_stream_brings_what_was_held_back(models: dict[str, Path]) -> None:
+    with Model.load(models["half"]) as model:
+        pieces = list(model.stream_chat(ASK))
+        assert "".join(piece.reasoning for piece in pieces) == model.chat(ASK).reasoning == "so </thi"
+        assert (pieces[-1].reasoning, pieces[-1].token) == (" </thi", None)
+
+
 def test_tags_that_are_special_tokens(tmp_path: Path) -> None:
     script = [b"<think>", b"why", b"</think>", b"so", b"be"]
     words = byte_tokenizer(script)
@@ -257,12 +275,13 @@ def test_an_answer_without_thoughts_has_no_field_of_them(serving: Serving) -> No
 
 
 @pytest.mark.parametrize(
-    ("begun", "reasoning", "content"),
-    [("<think>", True, SAID), ("<think>so</think>", False, TEXT), ("so", False, TEXT)],
-)
-def test_an_answer_that_goes_on(serving: Serving, begun: str, reasoning: bool, content: str) -> None:
+    ("model", "begun", "reasoning", "content"),
+    [("thinks", "<think>", True, SAID), ("thinks", "<think>so</think>", False, TEXT), ("thinks", "so", False, TEXT),
+     ("opened", "so", True, SAID), ("opened", "so</think>", False, TEXT.removeprefix("<think>\n"))],
+)  # fmt: skip
+def test_an_answer_that_goes_on(serving: Serving, model: str, begun: str, reasoning: bool, content: str) -> None:
     messages = [*ASK, {"role": "assistant", "content": begun}]
-    asked = {"model": "thinks", "messages": messages, "continue_final_message": True}
+    asked = {"model": model, "messages": messages, "continue_final_message": True}
     _, answer = post(serving, "/v1/chat/completions", asked)
     message = answer["choices"][0]["message"]
     assert ("reasoning_content" in message, message["content"]) == (reasoning, content)
@@ -308,6 +327,8 @@ def test_thoughts_are_turned_on_and_off(serving: Serving) -> None:
         assert (status, answer["input_tokens"]) == (200, len(model.apply_template(ASK, variables=variables)))
     status, answer = post(serving, "/v1/messages", asked | {"model": "plain", "thinking": {"type": "enabled"}})
     assert (status, answer["error"]["message"].count("without thoughts")) == (400, 1)
+    _, answer = post(serving, "/v1/messages", asked | {"model": "untold", "thinking": {"type": "enabled"}})
+    assert "has no chat template" in answer["error"]["message"]
     status, answer = post(serving, "/v1/messages", asked | {"model": "opened", "thinking": {"type": "enabled"}})
     assert status == 200
     status, answer = post(serving, "/v1/messages", asked | {"model": "thinks", "thinking": {"type": "on"}})
