@@ -20,7 +20,7 @@ import runtime_models
 from bitnet_runtime import NumericError
 from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.sessions.state import all_sessions
-from bitnet_serve import body, server
+from bitnet_serve import body, protocol
 from bitnet_serve.models import sessions
 from bitnet_serve.models.sessions import Memory, Sessions
 from bitnet_serve.server import Serving
@@ -56,7 +56,7 @@ def closed_after(connection: socket.socket) -> float:
 
 
 def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEADERS", 0.2)
+    monkeypatch.setattr(protocol, "HEADERS", 0.2)
     monkeypatch.setattr(body, "SECONDS", 0.2)
     whole = as_http(COMPLETE, {"prompt": "x"})
     begun = [b"", b"POST /v1/comp", whole[: whole.index(b"\r\n\r\n") + 2]]
@@ -76,10 +76,10 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(server, "MOST_SLOW", 8)
-    monkeypatch.setattr(server, "MOST_NEW", 8)
-    monkeypatch.setattr(server, "HEADERS", 60)
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(protocol, "MOST_SLOW", 8)
+    monkeypatch.setattr(protocol, "MOST_NEW", 8)
+    monkeypatch.setattr(protocol, "HEADERS", 60)
     whole = as_http(COMPLETE, {"prompt": "x"})
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(connect(serving, (whole[:9], whole[:-2])[i % 2])) for i in range(40)]
@@ -99,15 +99,15 @@ def test_many_may_come_at_once(serving: Serving) -> None:
     """More than may be slow, and none is: each is answered, whatever the order in which they are read."""
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(connect(serving, one)) for _ in range(server.MOST_SLOW + 100)]
+        connections = [stack.enter_context(connect(serving, one)) for _ in range(protocol.MOST_SLOW + 100)]
         assert all(b" 200 " in each.recv(1000) for each in connections)
 
 
 def test_new_ones_of_an_address_leave_room_for_others(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(server, "MOST_SLOW", 4)
-    monkeypatch.setattr(server, "MOST_NEW", 12)
-    monkeypatch.setattr(server, "PROMPT", 60)
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(protocol, "MOST_SLOW", 4)
+    monkeypatch.setattr(protocol, "MOST_NEW", 12)
+    monkeypatch.setattr(protocol, "PROMPT", 60)
     with contextlib.ExitStack() as stack:
         begun = [stack.enter_context(connect(serving, b"GET")) for _ in range(40)]
         assert request(serving, "GET", "/health")[0] == 200
@@ -117,17 +117,17 @@ def test_new_ones_of_an_address_leave_room_for_others(serving: Serving, monkeypa
 
 def test_thousands_that_come_are_compared_to_those_that_stay(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not to all that came before them: for 3,000 the server had no time for others in 20 s."""
-    monkeypatch.setattr(server, "MOST_SLOW", 10)
-    monkeypatch.setattr(server, "MOST_NEW", 20)
-    monkeypatch.setattr(server, "PROMPT", 60)
+    monkeypatch.setattr(protocol, "MOST_SLOW", 10)
+    monkeypatch.setattr(protocol, "MOST_NEW", 20)
+    monkeypatch.setattr(protocol, "PROMPT", 60)
     looked = 0
 
-    def is_there(each: server.Protocol) -> bool:
+    def is_there(each: protocol.Protocol) -> bool:
         nonlocal looked
         looked += 1
         return not each.transport.is_closing()
 
-    monkeypatch.setattr(server.Protocol, "is_there", property(is_there))
+    monkeypatch.setattr(protocol.Protocol, "is_there", property(is_there))
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(connect(serving, b"GET"))
@@ -137,7 +137,7 @@ def test_thousands_that_come_are_compared_to_those_that_stay(serving: Serving, m
 
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then its answer waits: only a few events are made."""
-    monkeypatch.setattr(server, "STALLED", 1.0)
+    monkeypatch.setattr(protocol, "STALLED", 1.0)
     scheduler = slow.models["slow"].scheduler
     before = scheduler.completion_tokens
     connection = deaf(slow, as_http(COMPLETE, LONG | {"stream": True, "logprobs": 20, "logit_bias": {"65": 100}}))
@@ -159,7 +159,7 @@ def test_answers_that_nobody_reads_hold_no_places(slow: Serving) -> None:
 
 def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large answer, many that were requested at once, and answers after which the connection would be closed."""
-    monkeypatch.setattr(server, "STALLED", 1.0)
+    monkeypatch.setattr(protocol, "STALLED", 1.0)
     large, page = as_http("/tokenize", {"prompt": "x" * 900_000}), b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
     one = b"connection: close\r\n"
     with contextlib.ExitStack() as stack:
@@ -193,8 +193,8 @@ def test_what_is_no_request_behind_its_answer(serving: Serving, caplog: pytest.L
     assert not caplog.records
 
 
-def connections(serving: Serving) -> list[server.Protocol]:
-    return [each for each in serving._server.server_state.connections if isinstance(each, server.Protocol)]
+def connections(serving: Serving) -> list[protocol.Protocol]:
+    return [each for each in serving._server.server_state.connections if isinstance(each, protocol.Protocol)]
 
 
 def deaf(serving: Serving, data: bytes) -> socket.socket:
