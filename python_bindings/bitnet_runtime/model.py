@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.abilities import require_next_token, require_similarity
-from bitnet_runtime.answers.ready import ready, text_tokens, tokens_of
+from bitnet_runtime.abilities import require_next_token
+from bitnet_runtime.answers.ready import ready, tokens_of
 from bitnet_runtime.answers.receipt import Receipt
 from bitnet_runtime.answers.result import Result
 from bitnet_runtime.answers.stream import Stream, finish
@@ -19,12 +19,11 @@ from bitnet_runtime.answers.verifying import Verdict, verify
 from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, truth, whole, with_options
-from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check_open, naming, shown
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.model_chat import ModelChat
-from bitnet_runtime.model_images import cosines, likely, scaled
+from bitnet_runtime.model_embedding import ModelEmbedding
 from bitnet_runtime.model_sessions import ModelSessions
 from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
 from bitnet_runtime.shape import KV_TYPES
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.sessions.session import Session
 
 
-class Model(ModelAsync, ModelSessions, ModelChat):
+class Model(ModelAsync, ModelSessions, ModelEmbedding, ModelChat):
     """A packed model, open. Made by `Model.load`; a context manager.
 
     Safe to share between threads: each call of `generate`, `stream`, `chat` and `score` works in
@@ -266,42 +265,6 @@ class Model(ModelAsync, ModelSessions, ModelChat):
         cannot be of any answer.
         """
         return verify(self, receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt))
-
-    def embed(
-        self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None, adapter: str | None = None
-    ) -> NDArray[np.float32]:
-        """The embedding of each text, a vector of length 1, so that products are cosines: float32 (n, info.width).
-
-        text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
-        adds around them, such as an end token, and are filled up to a length if the file says so.
-        pooling: "last", "mean" or "first", of the tokens' states; None: as the file says. A decoder
-        whose file says nothing can embed as well, if a pooling is given.
-        """
-        several = is_several(text, "text") or (not isinstance(text, str) and not len(text))
-        texts = cast("Sequence[Prompt]", text if several else [text])
-        filled = []
-        for i, one in enumerate(texts):
-            with naming(f"text[{i}], {shown(one)}" if len(texts) > 1 else ""):
-                filled.append(text_tokens(self, one))
-        return embed(self, filled, pooling, adapter)
-
-    def similarity(
-        self,
-        images: Image | Sequence[Image],
-        texts: Prompt | Sequence[Prompt],
-        *,
-        probabilities: bool = False,
-        adapter: str | None = None,
-    ) -> NDArray[np.float32]:
-        """How well pictures and texts fit: float32 (pictures, texts), of one or of lists.
-
-        The cosine of their vectors times the scale that the model learned, plus its bias. probabilities: of each pair
-        by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
-        adapter: of the vectors of texts; those of pictures have none.
-        """
-        seen, apart = require_similarity(self), truth("probabilities", probabilities)
-        logits = scaled(cosines(self.embed_images(images), self.embed(texts, adapter=adapter)), seen)
-        return likely(logits, seen) if apart else logits
 
     def __repr__(self) -> str:
         if self._handle is None:
