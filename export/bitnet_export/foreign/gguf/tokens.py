@@ -11,13 +11,30 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bitnet_export.foreign.side_files import special_words
+from bitnet.config import ModelConfig
+from bitnet_export.foreign.side_files import generation_of, special_words
 from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, load
+from bitnet_export.packed import records
+from bitnet_export.packed.reader import PackedFile
 
 from .output import Value
 from .tokenizer import ENDS, PRE
 
 _ONLY_IDS = "write the file for token ids (--no-tokenizer)"
+
+
+def vocabulary_of(
+    file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
+) -> tuple[dict[str, Value], list[str]]:
+    """The keys of the tokenizer of a packed file, and the problems that prevent writing them."""
+    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
+    if tokenizer is None or not wanted:
+        return {"tokenizer.ggml.model": "none"}, []
+    try:
+        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file), notes)
+    except ValueError as error:
+        return {}, [str(error)]
+    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []
 
 
 def vocabulary(

@@ -29,7 +29,7 @@ from bitnet_export.foreign.outgoing import (
     value_rows,
 )
 from bitnet_export.foreign.side_files import generation_of
-from bitnet_export.packed import encodings, records
+from bitnet_export.packed import encodings
 from bitnet_export.packed.layout import SCALE_GROUP_K
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLES, Record
@@ -40,6 +40,7 @@ from .families import LAYER, STACK
 from .graphs import nearest_graph
 from .output import Entry, Value, write_file
 from .sampling import sampling_keys
+from .tokens import vocabulary_of
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
@@ -81,7 +82,7 @@ def write_gguf(
     config = only_stack(file, source)
     architecture, differences = nearest_graph(config)
     writer = _Writer(file, config, architecture, body, head, exact_scales)
-    text, unknown = _vocabulary(file, config, vocabulary, writer.notes)
+    text, unknown = vocabulary_of(file, config, vocabulary, writer.notes)
     remedy = f"; {PRESET}" if differences or unknown else ""
     problems = [*rope_problems(file, config), *scale_problems(config), *differences, *writer.problems(), *unknown]
     refuse(f"{source} cannot become a GGUF file", problems, remedy)
@@ -290,19 +291,3 @@ class _Writer:
 
         plain = rope_frequencies(self.config.replace(rope_scaling="none")).double()
         return (plain / rope_frequencies(self.config).double()).float().numpy()
-
-
-def _vocabulary(
-    file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
-) -> tuple[dict[str, Value], list[str]]:
-    """The keys of the tokenizer, and the problems that prevent writing them."""
-    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
-    if tokenizer is None or not wanted:
-        return {"tokenizer.ggml.model": "none"}, []
-    from .tokens import vocabulary
-
-    try:
-        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file), notes)
-    except ValueError as error:
-        return {}, [str(error)]
-    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []
