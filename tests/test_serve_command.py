@@ -180,6 +180,21 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "anyone who reaches" not in said
 
 
+def test_each_model_has_the_context_that_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too much for one of several is no error: the smallest would decide for all."""
+    wide, contexts = small_model(tmp_path, config=runtime_models.SMALL.replace(max_context=1024)), []
+
+    def run(serving: Serving) -> bool:
+        contexts.append([each.model.n_ctx for each in serving.models.values()])
+        contexts.append([each.entry()["context_length"] for each in serving.models.values()])
+        return False
+
+    monkeypatch.setattr(Serving, "run", run)
+    command = ["serve", str(small_model(tmp_path)), str(wide), "--port", "0", "--ctx"]
+    assert [bitnet_cli.main([*command, n]) for n in ("512", "64", "9999")] == [0, 0, 0]
+    assert contexts == [each for each in ([256, 512], [64, 64], [256, 1024]) for _ in range(2)]
+
+
 def test_a_template_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     given = ("--chat-template", tmp_path / "chat.jinja")

@@ -9,11 +9,12 @@ import re
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet_cli.arguments import at_least, refuse
 from bitnet_cli.model_options import add_engine, add_template, fitting_session, load, note
 from bitnet_cli.signals import at_once
+from bitnet_runtime.model_sessions import limit
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
@@ -222,8 +223,13 @@ def _load(
 ) -> Model:
     """A model with as much context as fits. look: only to be inspected. without: adapters to leave out."""
     kept = {name: file for name, file in adapters.items() if name not in without}
-    model = load(args, path, adapters=kept, **({"verify": False, "mmap": True} if look else {}))
+    changes: dict[str, Any] = {"verify": False, "mmap": True} if look else {}
+    if len(args.model) > 1:
+        changes["n_ctx"] = None  # --ctx may be more than one of them has
+    model = load(args, path, adapters=kept, **changes)
     try:
+        if args.ctx:
+            limit(model, args.ctx)
         if model.has_text:
             fitting_session(args, model, model.session).close()
         if not look:

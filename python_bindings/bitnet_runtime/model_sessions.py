@@ -50,6 +50,11 @@ class ModelSessions(Closing, ModelFacts):
             vars(self).pop(name, None)
 
 
+def limit(model: ModelSessions, n_ctx: int) -> None:
+    """Make its `n_ctx` this one, where its own is not smaller."""
+    model._n_ctx = min(model._n_ctx, n_ctx)
+
+
 def shrink(model: ModelSessions) -> bool:
     """Make its `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
 
