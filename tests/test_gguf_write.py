@@ -281,7 +281,9 @@ def test_int8_linear_layers_are_floats_or_refused(tmp_path: Path) -> None:
     [
         ({}, None, "TQ1_0", "TQ1_0", 36),
         ({"ternary": []}, "f16", "TQ2_0", "F16", 1),
-        ({"ternary": []}, "f32", "F16", "F32", 0),
+        ({"ternary": []}, "f32", "TQ2_0", "F32", 0),
+        ({"ternary": []}, "f32", "F16", "F16", 1),
+        ({"ternary": ["up", "gate", "down"]}, "f16", "F32", "F32", 0),
         ({"ternary": []}, "int8", "F16", "F16", 1),
         ({"ternary": ["up", "gate", "down"]}, "f16", "TQ2_0", "TQ2_0 and F16", 37),
     ],

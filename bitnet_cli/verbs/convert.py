@@ -60,7 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "costs [f16 where nothing is ternary, else f32]",
     )
     kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
-    parser.add_argument("--type", choices=kinds, help="with --to gguf: type of the ternary weights [TQ2_0]")
+    parser.add_argument(
+        "--type",
+        choices=kinds,
+        help="with --to gguf: type of the linear layers; with a ternary type, those of floats stay floats [TQ2_0]",
+    )
     parser.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
     parser.add_argument(
         "--form", choices=("int8", "float", "2bit"), help="with --to onnx: type of the ternary weights [int8]"

@@ -84,7 +84,7 @@ def _halves(values: Values) -> Halves:
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     if not np.isfinite(halves).all():
-        raise ValueError(f"a weight or scale of {np.abs(values).max():.3g} does not fit fp16; write the head as F32")
+        raise ValueError(f"a weight or scale of {np.abs(values).max():.3g} does not fit fp16; write it as F32")
     return halves
 
 

@@ -64,8 +64,8 @@ def write_gguf(
 ) -> GgufWritten:
     """Write a packed file as GGUF, one tensor in memory at a time; the file appears only when it is complete.
 
-    body: type of the ternary weights, one of BODIES. head: type of embedding and head if they are not
-    ternary, one of HEADS.
+    body: type of the linear layers, one of BODIES; those of floats stay as they are beside a ternary type.
+    head: type of embedding and head if they are not ternary, one of HEADS.
     exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors. vocabulary: False leaves
     the tokenizer out.
     progress: called with (tensors done, of all).
@@ -144,8 +144,9 @@ class _Writer:
         return sorted({self._linear_type(record) for record in linears}, key=lambda word: (word != self.body, word))
 
     def _linear_type(self, record: Record) -> str:
-        """Floats keep their numbers."""
-        return record.encoding.name if record.scope == encodings.SCALE_NONE else self.body
+        """Floats keep their numbers beside ternary types."""
+        kept = record.scope == encodings.SCALE_NONE and KINDS[self.body].ternary
+        return record.encoding.name if kept else self.body
 
     def problems(self) -> list[str]:
         """Why matrices do not fit their types, grouped by reason."""
