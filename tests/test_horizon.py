@@ -14,6 +14,7 @@ import torch
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, saving, schedule
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.given import Given, options_of
 from bitnet.train.horizon import Horizon
 from bitnet.train.schedule import Place
 from training import TINY, bitnet, bits, killed_before, losses
@@ -84,6 +85,9 @@ def test_tokens_are_steps(
     [
         (["--tokens", "1e6", "--steps", "5"], "both --tokens and --steps are given, expected one of them"),
         (["--tokens", "1e6", "--minutes", "5"], "both --minutes and --tokens are given, expected one of them"),
+        (["--minutes", "0"], "--minutes is 0, expected more; leave it out, or give --steps N"),
+        (["--tokens", "0", "--minutes", "0"], "--minutes is 0, expected more"),
+        (["--tokens-per-parameter", "0"], "--tokens-per-parameter is 0, expected more"),
         (["--tokens-per-parameter", "-1"], "tokens_per_parameter is -1.0, expected 0 to"),
         (["--warmup", "70"], "warmup is 70, expected 0 to 1, a share of the run, or 1,000 and more, tokens"),
         (["--quantize-warmup", "0.95"], "quantize_warmup is 0.95, expected 0 to 0.9, a share of the run, or 1,000"),
@@ -94,6 +98,15 @@ def test_budgets_and_lengths_that_cannot_be(
 ) -> None:
     assert bitnet("train", *SHORT, *argv, "--out", tmp_path / "run") == 1
     assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_zero_beside_another_budget_is_not_one(tmp_path: Path) -> None:
+    """Nor is one in a file, which may list all options."""
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nminutes = 0\ntokens = 0\n")
+    for options, steps in (({"minutes": 0.0, "steps": 7}, 7), ({}, Settings().steps)):
+        train, _ = options_of(Given(options=options, config=str(file)))
+        assert Settings.from_dict(train).budget == ("steps", steps)
 
 
 def test_a_budget_that_is_behind(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     file = _read(given.config) if given.config else {}
     flags = {name: value for name, value in given.options.items() if value is not None}
     Settings.check_names(flags)
+    _check_budget(flags)
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = over(over({}, in_file), flags)
     for name in SOURCES:
@@ -82,6 +83,13 @@ def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{given.config}: {error}") from None
     return train, _nested(flat | _known(dict(_assignment(text) for text in given.model)))
+
+
+def _check_budget(flags: Mapping[str, Any]) -> None:
+    """Raises ValueError: the one budget that is given is 0, and the run would have the length of another one."""
+    given = [name for name in ALTERNATIVES[0] if name in flags]
+    if given and "steps" not in given and not any(flags[name] for name in given):
+        raise ValueError(f"{flag_of(given[0])} is 0, expected more; leave it out, or give --steps N")
 
 
 def kept_path(name: str, path: str) -> str:
