@@ -302,9 +302,9 @@ def test_sources_may_be_folders_of_token_ids(
     assert bits(tmp_path / "run" / "step-000020") == bits(whole / "step-000020")
     killed_before(21, "train", "--resume", "--out", tmp_path / "run", "--steps", "23")
     assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
-    both = ["--mixture", tmp_path / "mix.toml", "--tokenizer", "byte", "--out", tmp_path / "other"]
+    both = ["--mixture", tmp_path / "mix.toml", "--out", tmp_path / "other"]
     capsys.readouterr()
-    assert bitnet("train", *TINY, *both[:2], *both[-2:], "--validation", "0.2") == 1
+    assert bitnet("train", *TINY, *both, "--validation", "0.2") == 1
     said = "different shares of their documents (animals 0.05, numbers 0.2), so one may learn what another holds out"
     assert said in capsys.readouterr().err
     capsys.readouterr()

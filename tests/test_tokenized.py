@@ -81,6 +81,16 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text), "--tokenizer", "byte"]) == 0
     assert train(tmp_path / "run", ids, "--tokenizer", str(other / "tokenizer.json")) == 1
     assert "token ids of another tokenizer than the model's; give the text itself" in capsys.readouterr().err
+    assert train(tmp_path / "run", ids, "--tokenizer", "byte") == 1
+    assert f"{ids} holds token ids of a tokenizer of its own, and --tokenizer byte asks" in capsys.readouterr().err
+    assert train(tmp_path / "run", ids, "--set", "vocab_size=600") == 1
+    assert f"{ids} holds token ids of a vocabulary of 300, and vocab_size is 600;" in capsys.readouterr().err
+    mix = tmp_path / "mix.toml"
+    mix.write_text(f"sources.ids.data = [{json.dumps(str(ids))}]\n[[stages]]\nweights = {{ ids = 1 }}\n")
+    words = ["train", "--mixture", str(mix), *MODEL, *SHORT, "--out", str(tmp_path / "run"), "--tokenizer"]
+    assert bitnet_cli.main([*words, "char"]) == 1
+    assert f"{ids} holds token ids of a tokenizer of its own, and --tokenizer char asks" in capsys.readouterr().err
+    assert bitnet_cli.main([*words, "bpe"]) == 0  # it is that
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text)]) == 1
     assert "is not empty; name a new folder" in capsys.readouterr().err
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--validation", "2"]) == 1

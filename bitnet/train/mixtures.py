@@ -31,7 +31,7 @@ def read(
 ) -> tuple[Tokenizer, tuple[Sources, Sources]]:
     """Tokenizer, and token ids of all sources: shared, already in the run folder, or from the text read again."""
     found = _mixture(settings, before)
-    shared = {name: where for name, source in found.sources.items() if (where := tokenized.named(source.data))}
+    shared = _shared(found)
     parts = {name: tokenized.read(where, *SIDES)[1] for name, where in shared.items()}
     texts = {}
     for name, source in found.sources.items():
@@ -74,6 +74,18 @@ def of_checkpoint(checkpoint: Checkpoint, settings: Settings, scratch: Path) -> 
             text = _split(source, settings, lambda _: None)[1]
             parts[name] = dataset.tokenize(text, words, scratch, "text", first)
     return Sources(found, parts)
+
+
+def ids_of(settings: Settings) -> Path | None:
+    """The folder of token ids whose tokenizer a new run takes; None: it reads text alone."""
+    if not settings.mixture:
+        return tokenized.named(settings.data)
+    return next(iter(_shared(Mixture.read(Path(settings.mixture))).values()), None)
+
+
+def _shared(found: Mixture) -> dict[str, Path]:
+    """The sources that are folders of token ids."""
+    return {name: where for name, source in found.sources.items() if (where := tokenized.named(source.data))}
 
 
 def _mixture(settings: Settings, before: dict[str, Any]) -> Mixture:

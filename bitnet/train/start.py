@@ -17,13 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from bitnet import process
+from bitnet.data import tokenized
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
 from bitnet.settings import SOURCES, Settings, flag_of
-from bitnet.train import checkpoint, horizon, loop, manifest, memory, prepare, saving, source_model, tasks, validation
+from bitnet.train import (
+    checkpoint,
+    horizon,
+    loop,
+    manifest,
+    memory,
+    mixtures,
+    prepare,
+    saving,
+    source_model,
+    tasks,
+    validation,
+)
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
-from bitnet.train.given import Given, asks, named, run_folder
+from bitnet.train.given import Given, asks, named, options_of, run_folder
 from bitnet.train.loop import Outcome
 from bitnet.train.progress import say
 from bitnet.train.resolve import resolve
@@ -80,6 +93,8 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
+    if not (start or Path(settings.tokenizer).is_file()) and (ids := mixtures.ids_of(settings)):
+        tokenized.check_asked(ids, named(given, "tokenizer"), options_of(given)[1].get("vocab_size", 0))
     inherits = base and any(map(base[0].get, SOURCES)) and not any(asks(given, name) for name in SOURCES)
     if inherits:
         say(f"{folder}: no --data, so it learns from the text that the source learned from")
