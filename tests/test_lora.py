@@ -110,6 +110,8 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: 
 
     alone = export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=2000)
     report = export_checkpoint(run, tmp_path / "whole.bitnet", tokens=2000)
+    with pytest.raises(ValueError, match=r"whole.bitnet is not the model .*: it has adapters of its own; export"):
+        export_adapter(run, tmp_path / "whole.bitnet", tmp_path / "b.bitnet", tokens=500)
     assert report.tensors_equal == len(before.tensor_names()) + len(learnt) + 1  # with the frequencies of RoPE
     size = (tmp_path / "a.bitnet").stat().st_size
     export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=500)  # again

@@ -52,7 +52,10 @@ def export_adapter(
                 f"{checkpoint} has no adapters, which bitnet finetune --lora learns; export it without --base"
             )
         if problem := _difference(whole, model):
-            raise ValueError(f"{base} is not the model that {checkpoint} began with: {problem}")
+            raise ValueError(
+                f"{base} is not the model that {checkpoint} began with: {problem}; export the checkpoint, or convert "
+                "the model, that was its SRC, and give that file as --base"
+            )
 
         def source(spec: Spec) -> Encoded:
             record = whole.tensors[spec.key]
