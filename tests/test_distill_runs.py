@@ -167,7 +167,10 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
             ["--teacher", str(source[0])],
             "nothing is distilled; add --distill, --distill-relations or --distill-features",
         ),
-        (["--distill", "0.5", "--teacher", str(tmp_path)], "has no config.json; expected a Hugging Face folder"),
+        (
+            ["--distill", "0.5", "--teacher", str(tmp_path)],
+            "has no config.json and no checkpoint; expected a run folder, a checkpoint or a",
+        ),
     ]:
         assert convert(source, tmp_path / "run", *options) == 1
         assert message in capsys.readouterr().err

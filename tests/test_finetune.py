@@ -221,6 +221,9 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(tmp_path / "m.bitnet"))
     with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):
         read_start(str(tmp_path / "nowhere"))
+    (tmp_path / "texts").mkdir()
+    with pytest.raises(SourceError, match=r"texts has no config.json and no checkpoint; .*; text goes with --data"):
+        read_start(str(tmp_path / "texts"))
     model = full_precision("llama")
     model.save_pretrained(tmp_path / "silent")
     with pytest.raises(source_model.SourceModelError, match="it has no tokenizer"):

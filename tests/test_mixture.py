@@ -144,9 +144,9 @@ def test_how_often_a_source_is_seen() -> None:
         ('["animals"]', '[""]', r"data of sources\.animals is \[''\], expected a list of files, folders or globs"),
         ('column = "content"', "columns = 3", "has columns = 3, expected column, data"),
         ("until = 0.6\n", "", "stage 1 has no until"),
-        ("until = 0.6", "until = 1.5", r"until is 1\.5, 1, expected rising shares"),
+        ("until = 0.6", "until = 1.5", r"until is 1\.5, expected rising shares of the run below 1, or"),
         ("until = 0.6", "until = true", "until of stage 1 is True, expected a number"),
-        ("until = 0.6", "until = nan", "until is nan, 1, expected rising shares"),
+        ("until = 0.6", "until = nan", "until is nan, expected rising shares"),
         ('["animals"]', '"animals"', r"data of sources\.animals is 'animals', expected a list"),
         ("animals = 3", "animals = 1e308", "the weight of animals in stage 1 is 1e.308, expected a number from 0 to"),
         ("animals = 3", "animals = -1", "the weight of animals in stage 1 is -1"),
@@ -166,6 +166,11 @@ def test_a_file_that_is_no_mixture(
     assert bitnet("train", *TINY, "--mixture", tmp_path / "x" / "mix.toml", "--out", tmp_path / "run") == 1
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mixture_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bitnet("train", *TINY, "--mixture", tmp_path / "no.toml", "--out", tmp_path / "run") == 1
+    assert "no.toml: No such file or directory; expected the TOML file of a mixture" in capsys.readouterr().err
 
 
 def test_no_source_learns_what_another_holds_out(

@@ -50,7 +50,11 @@ from training import bitnet as run
             "tokenizer is 'words', which is not a file, expected bpe, llama-bpe, byte, char or a tokenizer.json",
         ),
         (["--batch", "100000"], 1, "one batch of 100000 × 32 needs"),
-        (["--config", "none.toml"], 1, "No such file or directory: none.toml"),
+        (
+            ["--config", "none.toml"],
+            1,
+            "--config none.toml: No such file or directory; expected a TOML file, or a Thinker's JSON",
+        ),
     ],
 )
 def test_refusals(

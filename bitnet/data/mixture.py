@@ -69,6 +69,8 @@ class Mixture:
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
             return cls.of(found, file.parent)
+        except OSError as error:
+            raise DataError(f"{file}: {error.strerror}; expected the TOML file of a mixture") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{file} is not TOML: {error}") from None
         except DataError as error:
@@ -112,9 +114,9 @@ class Mixture:
             or shares != sorted(set(shares))
             or tokens != sorted(set(tokens))
         ):
+            said = ", ".join(f"{stage.until:g}" for stage in self.stages[:-1])
             raise DataError(
-                f"until is {', '.join(f'{stage.until:g}' for stage in self.stages)}, expected rising shares of the "
-                f"run up to 1, or tokens from {LEAST_TOKENS:,} on"
+                f"until is {said}, expected rising shares of the run below 1, or tokens from {LEAST_TOKENS:,} on"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def _read(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}; expected a TOML file, or a Thinker's JSON") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
     if path.endswith(".json"):

@@ -41,6 +41,11 @@ def read_start(path: str) -> source_model.Start:
         raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")
     if source_model.is_checkpoint(path):
         return dataclasses.replace(source_model.read_checkpoint(path), writes=functools.partial(self_written, path))
+    if not any((Path(path) / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise SourceError(
+            f"{path} has no config.json and no checkpoint; expected a run folder, a checkpoint or a Hugging Face "
+            "folder; text goes with --data"
+        )
     with open_folder(Path(path), floats=True) as source:
         if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
