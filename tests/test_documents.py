@@ -96,11 +96,11 @@ def test_files_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path) -> Non
     texts = corpus.Documents([str(tmp_path)])
     for _ in range(2):  # each time they are read
         assert list(texts) == ["good"]
-        assert texts.left_out == f"2 files were left out, not being UTF-8: {tmp_path}/a.txt, {tmp_path}/c.txt"
+        assert texts.left_out == f"2 files were left out, not being UTF-8 text: {tmp_path}/a.txt, {tmp_path}/c.txt"
     (tmp_path / "c.txt").unlink()
     assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
-    assert texts.left_out == f"1 file was left out, not being UTF-8: {tmp_path}/a.txt"
-    with pytest.raises(corpus.DataError, match=r"holds no text: 1 file was left out, not being UTF-8: .*a\.txt"):
+    assert texts.left_out == f"1 file was left out, not being UTF-8 text: {tmp_path}/a.txt"
+    with pytest.raises(corpus.DataError, match=r"holds no text: 1 file was left out, not being UTF-8 text: .*a\.txt"):
         list(corpus.Documents([str(tmp_path / "a.txt")]))
     (tmp_path / "b.txt").unlink()
     assert not corpus.Documents([]).left_out
@@ -111,9 +111,22 @@ def test_ten_files_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     for i in range(12):
         (tmp_path / f"{i:02}.txt").write_bytes("schön".encode("utf-16" if i == 3 else "latin-1"))
     assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
-    assert f"12 files were left out, not being UTF-8: {tmp_path}/00.txt, " in texts.left_out
+    assert f"12 files were left out, not being UTF-8 text: {tmp_path}/00.txt, " in texts.left_out
     assert texts.left_out.endswith(f"{tmp_path}/09.txt and 2 others") and texts.left_out.count(".txt") == 10
     assert texts.left_out.count("(UTF-16)") == 1 and f"{tmp_path}/03.txt (UTF-16)" in texts.left_out
+
+
+def test_bytes_that_no_text_has(tmp_path: Path) -> None:
+    """They are UTF-8, and what has them is the data of a program, or UTF-16 without its mark."""
+    write(tmp_path, {"good.txt": "good"})
+    for name, content in (("a.bin.txt", b"ab\0c"), ("b.txt", "plain".encode("utf-16-le"))):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"caf\xe9"))
+    assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
+    marked = [f"{tmp_path}/{name}" for name in ("a.bin.txt (NUL bytes)", "b.txt (NUL bytes)", "c.txt.gz")]
+    assert texts.left_out == f"3 files were left out, not being UTF-8 text: {', '.join(marked)}"
+    with pytest.raises(corpus.DataError, match=r"a\.bin\.txt is not UTF-8 text \(byte 2 is NUL\); convert it or"):
+        read([tmp_path / "a.bin.txt"])
 
 
 def test_what_runs_wrote_is_no_text(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Documents:
     @property
     def left_out(self) -> str:
         """A note on what was left out: folders of runs, other kinds of files, and in the last iteration files that are
-        not UTF-8; "" if nothing was."""
+        not UTF-8 text; "" if nothing was."""
         return "; ".join(filter(None, (self._runs_left_out(), self._others_left_out(), self._files_left_out())))
 
     def _runs_left_out(self) -> str:
@@ -58,7 +58,7 @@ class Documents:
     def _files_left_out(self) -> str:
         n = len(self._left_out)
         what = "1 file was" if n == 1 else f"{n:,} files were"
-        return f"{what} left out, not being UTF-8: {_some(map(_with_encoding, self._left_out))}" if n else ""
+        return f"{what} left out, not being UTF-8 text: {_some(map(_with_encoding, self._left_out))}" if n else ""
 
     def __iter__(self) -> Iterator[str]:
         self._left_out = []
@@ -84,8 +84,10 @@ def _some(names: Iterable[str]) -> str:
 
 def _with_encoding(file: str) -> str:
     """A file's name, and its encoding if the first bytes reveal it."""
-    with open(file, "rb") as handle:
-        return file + (" (UTF-16)" if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "")
+    with files.opened(Path(file)) as content:
+        head = content.read(4096)
+    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return file + (" (UTF-16)" if marked else " (NUL bytes)" if b"\0" in head else "")
 
 
 PAUSE = 10.0

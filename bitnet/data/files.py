@@ -132,6 +132,8 @@ def _whole(file: Path) -> Iterator[str]:
         text = _bounded(content.read, MOST, str(file)).removeprefix(codecs.BOM_UTF8)
         if text[257:262] == b"ustar":  # as text it would be learnt, with names and padding between its files
             raise DataError(f"{file} is a tar archive, expected text; unpack it and name its folder")
+        if (place := text.find(b"\0")) >= 0:  # UTF-8, and yet of no text: UTF-16 without its mark, or a program's
+            raise NotUTF8Error(f"{file} is not UTF-8 text (byte {place} is NUL); convert it or leave it out")
         yield _decoded(text, str(file))
 
 
