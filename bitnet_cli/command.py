@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {words[0]!r}{hint}")
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
-        self.error(f"unknown option {word!r}" + (self.elsewhere(word) or _did_you_mean(word, options)))
+        file = f"; the file of that name is ./{words[0]}" if os.path.exists(words[0]) else ""
+        self.error(f"unknown option {word!r}" + (file or self.elsewhere(word) or _did_you_mean(word, options)))
 
     def elsewhere(self, word: str) -> str:
         """Says where an option belongs that this verb lacks."""
@@ -115,7 +116,7 @@ def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
     )
     parser = Parser(prog="bitnet", description=about, epilog=more, formatter_class=_Columns)
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=VerbParser)
     for verb in VERBS:
         verbs.add_parser(verb.name, help=verb.help, verb=verb.name)
     return parser, verbs.choices
@@ -169,6 +170,10 @@ def _run(argv: Sequence[str] | None) -> int:
         with at_once():  # the verb is imported
             args, unknown = parser.parse_known_args(argv)
         verb = args.verb
+        if not verb and unknown:
+            parser.refuse_unknown(unknown)
+        if not verb:
+            parser.error("the following arguments are required: VERB")
         if unknown:
             verbs[verb].refuse_unknown(unknown)
         if told := _of_folder():

@@ -40,6 +40,7 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
     [
         ([], "the following arguments are required: VERB"),
         (["trian"], "did you mean 'train'?"),
+        (["--verison"], "unknown option '--verison', did you mean '--version'?"),
         (["eval"], "the following arguments are required: SRC"),
         (["eval", "x", "--jsn"], "unknown option '--jsn', did you mean '--json'?"),
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
@@ -62,6 +63,16 @@ def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureF
     assert bitnet_cli.main(argv) == 2
     out, errors = capsys.readouterr()
     assert not out and message in errors and errors.count("\n") == 2
+
+
+@pytest.mark.parametrize("verb", [[], ["generate"]])
+def test_a_file_that_begins_like_an_option(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.bitnet").touch()
+    assert bitnet_cli.main([*verb, "-dash.bitnet"]) == 2
+    assert "unknown option '-dash.bitnet'; the file of that name is ./-dash.bitnet\n" in capsys.readouterr().err
 
 
 def test_a_failure_is_1_and_one_line() -> None:
