@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_cli.arguments import at_least
 from bitnet_cli.signals import at_once
-from bitnet_cli.texts import read_text
+from bitnet_cli.texts import read_text, typed
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError, ModelTooLargeError, shown
 from bitnet_runtime.model_sessions import shrink
@@ -102,7 +102,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         flags = row["flags"] or ("--" + name.replace("_", "-"),)
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(name)}
         if name == "stop":
-            options |= {"action": "append", "metavar": "TEXT"}
+            options |= {"action": "append", "type": typed, "metavar": "TEXT"}
         elif name == "stop_token_ids":
             options |= {"action": "append", "metavar": "ID", "type": _token}
         elif name == "ignore_eos":
@@ -157,7 +157,7 @@ def _format(name: str) -> Callable[[str], Any]:
 
     def parse(given: str) -> Any:
         try:
-            return getattr(resolve({name: given if name == "regex" else read_text(Path(given))}), name)
+            return getattr(resolve({name: typed(given) if name == "regex" else read_text(Path(given))}), name)
         except OSError as error:
             raise argparse.ArgumentTypeError(f"{given}: {error.strerror}; expected the name of a file") from None
         except ValueError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +31,18 @@ def read_text(file: Path | None) -> str | None:
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start} is {error.object[error.start]:#04x}"
         raise ValueError(f"{where}: {wrong}, expected UTF-8 text") from None
+
+
+def typed(word: str) -> str:
+    """A text of the command line: UTF-8, also where the encoding of the locale is another and lacks its characters."""
+    try:
+        word.encode()
+        return word
+    except UnicodeEncodeError:
+        with contextlib.suppress(UnicodeError):
+            return os.fsencode(word).decode("utf-8")
+    encoding = sys.getfilesystemencoding()
+    raise argparse.ArgumentTypeError(f"{word!a} is neither UTF-8 nor {encoding}, the encoding of the locale")
 
 
 def lines_of(text: str) -> list[str]:

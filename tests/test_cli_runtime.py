@@ -86,6 +86,18 @@ def test_vectors_of_texts(models: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in table] == ["1.0000", f"{vectors[1] @ vectors[0]:.4f}"]
 
 
+def test_a_prompt_in_a_locale_without_its_characters(models: Path) -> None:
+    """It is UTF-8 all the same; the bytes of another encoding are refused."""
+    generate = [sys.executable, "-m", "bitnet", "generate", models / "small", "-n", "4", "--json", "-s", "1"]
+    asked = {"env": os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}, "capture_output": True, "text": True}
+    done = subprocess.run([*generate, "-p", "xé".encode(), "--stop", "é".encode()], **asked)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 3
+    done = subprocess.run([*generate, "-p", b"x\xe9"], **asked)
+    assert done.returncode == 2
+    assert r"-p/--prompt: 'x\udce9' is neither UTF-8 nor ascii, the encoding of the locale" in done.stderr
+
+
 def test_vectors_with_an_adapter(models: Path, tmp_path: Path) -> None:
     random_adapter(models / "small", tmp_path / "a.bitnet", rank=4)
     common = "--pooling", "mean", "--quiet", "--adapter", tmp_path / "a.bitnet"
@@ -128,8 +140,8 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-p", "x", "--stop", ""), 2, "--stop is empty, expected a value"),
         (
             ("generate", "{}/script", "-p", "x", "--stop", "a\udcff"),
-            1,
-            r"stop is \['a\\udcff'\], which is not valid Unicode",
+            2,
+            r"--stop: 'a\\udcff' is neither UTF-8 nor utf-8, the encoding of the locale",
         ),
         (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
         (("generate", "{}/script", "-p", "x", "--grammar", "/dev/zero"), 2, "/dev/zero has more than 256 MiB"),

@@ -22,6 +22,7 @@ from bitnet_cli.model_options import (
     sampling,
 )
 from bitnet_cli.signals import at_once
+from bitnet_cli.texts import typed
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.sessions.saved import writable
 from bitnet_runtime.terminal import escape
@@ -34,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "Python has GNU readline."
     )
     add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--system", type=typed, metavar="TEXT", help="the system prompt")
     add_template(parser)
     add_adapter(parser)
     add_images(parser, "a picture to send with the first message; may be repeated")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_images, add_model, model_path, note, opened
-from bitnet_cli.texts import lines_of, read_text
+from bitnet_cli.texts import lines_of, read_text, typed
 from bitnet_runtime.terminal import escape
 
 
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_adapter(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
+    source.add_argument("-p", "--text", action="append", type=typed, metavar="TEXT", help="a text")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
     add_images(parser, "a picture; may be repeated, and comes before the texts")
     parser.add_argument(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
 from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import in_engine
+from bitnet_cli.texts import typed
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
@@ -56,7 +57,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens from one window to the next; 0: the context, no overlap [0]",
     )
     text.add_argument("--samples", type=int, default=0, metavar="N", help="texts to let the model write and print [0]")
-    text.add_argument("--prompt", metavar="TEXT", help="what the samples begin with; none: a document's beginning")
+    text.add_argument(
+        "--prompt", type=typed, metavar="TEXT", help="what the samples begin with; none: a document's beginning"
+    )
     tasks = parser.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
     tasks.add_argument(
         "--tasks", metavar="NAMES", help="names of the harness, or .yaml and .yml files, separated by commas"

@@ -23,7 +23,7 @@ from bitnet_cli.model_options import (
     sampling,
 )
 from bitnet_cli.notes import cut_off, end_line, too_long
-from bitnet_cli.texts import read_text
+from bitnet_cli.texts import read_text, typed
 from bitnet_runtime.errors import ContextLengthError
 from bitnet_runtime.sessions.saved import replace, writable
 from bitnet_runtime.structured.formats import KINDS
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Continue a text. The prompt comes from -p, from -f, or from standard input."
     add_model(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", action=Once, metavar="TEXT", help="the text to continue")
+    source.add_argument("-p", "--prompt", action=Once, type=typed, metavar="TEXT", help="the text to continue")
     source.add_argument("-f", "--file", action=Once, type=Path, metavar="FILE", help="a file with the text to continue")
     add_adapter(parser)
     add_images(parser, "a picture that the prompt is about; may be repeated")

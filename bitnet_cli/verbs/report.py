@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bitnet_cli.signals import at_once
+from bitnet_cli.texts import typed
 from bitnet_runtime.terminal import show
 
 TOKENS = 100  # of the sample
@@ -21,10 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE", help="the page, .html or .png; none: report.html or attention.html in the run folder"
     )
     parser.add_argument(
-        "--attention", metavar="TEXT",
+        "--attention", type=typed, metavar="TEXT",
         help="draw instead how much each token of a text attends to every other, layer by layer and head by head",
     )  # fmt: skip
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the sample of text begins with")
+    parser.add_argument("--prompt", default="", type=typed, metavar="TEXT", help="what the sample of text begins with")
     parser.add_argument(
         "--tokens", type=int, default=TOKENS, metavar="N", help=f"tokens of the sample; 0: no sample [{TOKENS}]"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_model, note, opened
-from bitnet_cli.texts import lines_of, read_text
+from bitnet_cli.texts import lines_of, read_text, typed
 from bitnet_runtime.abilities import require_similarity
 from bitnet_runtime.terminal import escape
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_adapter(parser, "an adapter of the model, which changes the vectors of texts (docs/adapters.md)")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a picture: png, jpeg, webp, gif, bmp, tiff, ppm")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
+    source.add_argument("-p", "--text", action="append", type=typed, metavar="TEXT", help="a text")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
     parser.add_argument("--json", action="store_true", help="print one JSON object, which also has the raw scores")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
