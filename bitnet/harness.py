@@ -32,6 +32,7 @@ from bitnet_runtime import Model, Session
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.answers.together import generate_batch
 from bitnet_runtime.sessions.prompt import extend
+from bitnet_runtime.terminal import say
 
 YAML = (".yaml", ".yml")
 MAX_LOGITS = 1 << 22  # most logits in memory at a time: 16 MB, and twice as much in fp64
@@ -245,8 +246,10 @@ def tasks_of(names: Sequence[str]) -> TaskManager:
     Raises ValueError if there is no such task.
     """
     files = [Path(name) for name in names if name.endswith(YAML)]
+    if named := len(files) < len(names):
+        say("reading the list of all tasks of lm-evaluation-harness, which takes half a minute …")
     with contextlib.redirect_stdout(sys.stderr):
-        manager = TaskManager(include_defaults=len(files) < len(names))  # which reads all 14,000 of the harness
+        manager = TaskManager(include_defaults=named)  # 14,000
         check_names(names, manager.all_tasks)
         for file in files:
             _check_file(file, manager)

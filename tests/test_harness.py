@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 import bitnet_cli
-from bitnet.harness import EngineLM, check_names
+from bitnet.harness import EngineLM, check_names, tasks_of
 from bitnet_export import random_adapter
 from bitnet_export.convert.incoming import convert
 from bitnet_runtime import Model
@@ -244,6 +244,21 @@ def test_the_table_and_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert bitnet_cli.main(["eval", str(model), "--tasks", str(choices)]) == 0
     out, errors = capsys.readouterr()
     assert out.startswith("|") and "local_choices" in out and "<Model" in errors
+
+
+def test_a_long_wait_is_told_before_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+
+    class Manager:
+        all_tasks = ("arc_easy",)
+
+        def __init__(self, include_defaults: bool) -> None:
+            said.append(capsys.readouterr().err)
+
+    monkeypatch.setattr("bitnet.harness.TaskManager", Manager)
+    tasks_of(["arc_easy"])
+    tasks_of([])  # as of files alone
+    assert said[0].startswith("reading the list of all tasks of lm-evaluation-harness") and not said[1]
 
 
 def test_git_is_not_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
