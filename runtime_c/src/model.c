@@ -111,8 +111,8 @@ static bn_status read_model(bn_model *m, const bn_load_options *o, char *detail)
         return status;
     if (m->file.adapter_alone)
         return bn_fail(detail, BN_ERR_MODEL,
-                       "the file is an adapter, expected the model that it belongs to; load that, "
-                       "and the adapter with it (--adapter)");
+                       "the file is an adapter, expected the model that it belongs to; open that, "
+                       "with this file as its adapter");
     if ((status = open_stacks(m, detail)))
         return status;
     if ((status = start_threads(o->threads, &m->pool, detail)))
