@@ -23,6 +23,7 @@ from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_runtime.answers.logprobs import score
 from bitnet_serve.endpoints import answers
+from bitnet_serve.endpoints.answers import Choice
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served, wait
@@ -218,6 +219,15 @@ def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bo
         shown = [(name, at) for name, at in zip(names, offsets, strict=True) if not name.startswith(("bytes:", "<|"))]
         assert all(text.startswith(name, at) for name, at in shown)
         assert offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
+def test_a_stream_with_scores_joins_no_whole_text(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each token it would take as long as the text is."""
+    joined: list[Choice] = []
+    monkeypatch.setattr(Choice, "text", property(joined.append))
+    asked = {"model": "small-0-256", "prompt": "abc", "max_tokens": 20, "logprobs": 1, "stream": True, "seed": 1}
+    answers = events(serving, "/v1/completions", asked | {"logit_bias": {"65": 100}})
+    assert answers[-2]["choices"][0]["logprobs"]["text_offset"] == [19] and not joined
 
 
 # ---- images ----

@@ -50,6 +50,7 @@ class Choice:
     end: End | None = None
     begun = False
     open: Block | None = None  # the block whose events are being sent, in a stream
+    length: int = 0  # of `text`, which would take a while to join for each token
     held: list[Scored] = field(default_factory=list)  # scores of tokens whose text has not come; an end token has none
 
     @property
@@ -91,6 +92,7 @@ class Choice:
             out.append((self.blocks[-1], part.text))
         for block, text in out:
             block.texts.append(text)
+            self.length += len(text) * (block.call is None)
         return out
 
 

@@ -181,7 +181,7 @@ class Completion(Shape):
         offsets += [
             place.pass_by(each.token, name) for each, (name, _) in zip(scored, named[len(given) :], strict=True)
         ]
-        limit = len(self._echo(choice)) + len(choice.text)
+        limit = len(self._echo(choice)) + choice.length
         tokens, offsets = [name for name, _ in named], [min(offset, limit) for offset in offsets]
         tops = [None if each is None else self._top(each) for each in every]
         return {
