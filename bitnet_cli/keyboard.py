@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Any
+
+from bitnet_runtime.terminal import escape
 
 
 class Lines:
@@ -18,6 +22,7 @@ class Lines:
         self.unfinished = False
         """Whether Ctrl-C ended a message that had earlier lines."""
         self._prompts = not quiet
+        self._asked = ""  # before the line that is being typed
         self._readline: Any = None
         if hasattr(sys.stdin, "reconfigure"):
             # A pipe has UTF-8 in every locale, as a file has; one invalid byte should end a message, not the program.
@@ -34,13 +39,32 @@ class Lines:
         if "GNU" in (readline.__doc__ or "") and os.environ.get("TERM") != "dumb":
             readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
             self.pastes = True
+        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._pause)
+
+    def _pause(self, *_: object) -> None:
+        """Ctrl-Z, until fg, after which the terminal has the shell's modes, and a screen without our line."""
+        import termios
+
+        modes = termios.tcgetattr(sys.stdin)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._pause)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
+        if self._asked:
+            pastes, line = "\x1b[?2004h" * self.pastes, escape(self._readline.get_line_buffer())
+            print(pastes + self._asked + line, end="", flush=True)
 
     def read(self, prompt: str) -> str:
         """The next line, without its end. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
         if sys.stdin is None:
             raise EOFError
         if self.typed and sys.stdout.isatty():
-            return input(prompt)
+            self._asked = prompt
+            try:
+                return input(prompt)
+            finally:
+                self._asked = ""
         if self.typed and self._prompts:
             print(prompt, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()

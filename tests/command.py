@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -30,13 +30,13 @@ def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """The command on its own pseudo-terminal."""
+    """The command, or another program, on its own pseudo-terminal."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, program: Sequence[str] = (sys.executable, "-m", "bitnet")) -> None:
         self._process, self._fd = pty.fork()
         if self._process == 0:
             os.environ.update(TERM="xterm", INPUTRC="/dev/null")
-            os.execv(sys.executable, [sys.executable, "-m", "bitnet", *map(str, args)])
+            os.execvp(program[0], [*program, *map(str, args)])
         self._seen = b""
 
     def until(self, done: Callable[[str], bool], seconds: float = 60) -> str:

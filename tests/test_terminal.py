@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -73,6 +74,28 @@ def test_chat_and_its_errors(evil: Path) -> None:
     assert SHOWN in seen
     assert "unknown command /x\\x1b[31m" in seen
     assert not set(seen) & set("\x9b\x0b\x0c\x7f\u202e") and "\x1b[31m" not in seen
+
+
+def test_ctrl_z_and_fg_leave_the_line_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell has its own modes of the terminal meanwhile, and writes on the screen."""
+    monkeypatch.setenv("PS1", "shell: ")
+    model = scripted_model(tmp_path / "m.bitnet", [b"Good"])
+    with Terminal("--norc", "--noprofile", "-i", program=["bash"]) as terminal:
+        terminal.prompt("shell: ")
+        terminal.type(shlex.join([sys.executable, "-m", "bitnet", "chat", str(model)]) + "\n")
+        terminal.prompt()
+        terminal.type("hel")
+        terminal.prompt("hel")
+        terminal.type("\x1a")
+        terminal.prompt("shell: ")
+        terminal.type("fg\n")
+        terminal.prompt("> hel")
+        terminal.type("\x15/x\n")  # Ctrl-U deletes the line
+        assert "unknown command /x;" in terminal.prompt()
+        terminal.type("/exit\n")
+        terminal.prompt("shell: ")
+        terminal.type("exit\n")
+        terminal.rest()
 
 
 def test_ctrl_c_in_a_message_of_several_lines_ends_that_alone(evil: Path) -> None:
