@@ -184,7 +184,8 @@ def bytes_by_project(sources: Iterable[Source]) -> dict[str, int]:
 def write(folder: Path, sides: dict[str, list[Source]], vocabulary: int, fit: int) -> None:
     """Write token ids of all parts, with one tokenizer fitted to about `fit` bytes of the training text."""
     words = tokenizer.build("bpe", Texts(sample(sides["train"], fit)), vocabulary)
-    tokenized.write(folder, words, {"train": Texts(sides["train"]), "validation": Texts(sides["selection"])})
+    both, asked = {"train": Texts(sides["train"]), "validation": Texts(sides["selection"])}, {"vocab_size": vocabulary}
+    tokenized.write(folder, words, both, asked=asked | {"kind": "bpe"})
     tokenized.write(folder / "report", words, {"validation": Texts(sides["report"])})
 
 

@@ -91,6 +91,9 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert bitnet_cli.main([*words, "char"]) == 1
     assert f"{ids} holds token ids of a tokenizer of its own, and --tokenizer char asks" in capsys.readouterr().err
     assert bitnet_cli.main([*words, "bpe"]) == 0  # it is that
+    little = tmp_path / "little"
+    assert bitnet_cli.main(["tokenize", str(little), "--data", str(text), "--vocab-size", "9000"]) == 0
+    assert train(tmp_path / "less", little, "--set", "vocab_size=9000") == 0  # which the text was too little for
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text)]) == 1
     assert "is not empty; name a new folder" in capsys.readouterr().err
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--validation", "2"]) == 1

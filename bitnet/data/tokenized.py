@@ -2,7 +2,8 @@
 
     tokens.json     contents: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
                     and the share of the documents that is held out, {"held_out": 0.05}; if the end of a single
-                    document is held out, its SHA-256, {"cut": ...}; the kind of a new tokenizer, {"kind": "bpe"}
+                    document is held out, its SHA-256, {"cut": ...}; what a new tokenizer was asked
+                    to be, {"kind": "bpe", "vocab_size": 4096}
     tokenizer.json  the tokenizer of the ids
     train-HASH.bin, validation-HASH.bin
 
@@ -50,16 +51,24 @@ def make(
     words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size, *more)
     first = tokenizer.separator(words, tokenizer.ends_beside(kind) if given else {})
     sides = {"train": train, "validation": held_out}
-    write(folder, words, sides, first, validation, held_out.cut_digest, "" if given else kind)
+    write(
+        folder,
+        words,
+        sides,
+        first,
+        validation,
+        held_out.cut_digest,
+        {} if given else {"kind": kind, "vocab_size": vocab_size},
+    )
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
 
 
 def write(
     folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID,
-    share: float | None = None, cut: bytes = b"", kind: str = "",
+    share: float | None = None, cut: bytes = b"", asked: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """texts: by side, "train" and "validation". first: the token before every document. share: of documents held out.
-    cut: SHA-256 of the document of which only the end is held out. kind: of the tokenizer, if it is new.
+    cut: SHA-256 of the document of which only the end is held out. asked: kind and vocab_size of a new tokenizer.
 
     tokens.json is written last and atomically: without it a folder does not count as one of token ids.
     """
@@ -67,7 +76,7 @@ def write(
     made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
     words.save(str(folder / "tokenizer.json"))
     partial = folder / f"{CONTENTS}.partial"
-    said = {"first": first, "held_out": share} | ({"cut": cut.hex()} if cut else {}) | ({"kind": kind} if kind else {})
+    said = {"first": first, "held_out": share} | ({"cut": cut.hex()} if cut else {}) | dict(asked or {})
     partial.write_text(json.dumps(said | made, indent=1) + "\n", encoding="utf-8")
     partial.rename(folder / CONTENTS)
 
@@ -106,12 +115,14 @@ def check_of(folder: Path, words: Tokenizer, first: int) -> None:
 
 def check_asked(folder: Path, kind: str, vocab_size: int) -> None:
     """Raises DataError if a run asks for another tokenizer than that of the token ids; "" and 0: it asks for none."""
-    if kind not in ("", contents_of(folder).get("kind")):
+    contents = contents_of(folder)
+    if kind not in ("", contents.get("kind")):
         raise DataError(
             f"{folder} holds token ids of a tokenizer of its own, and --tokenizer {kind} asks for another; leave that "
             "out, or give the text itself"
         )
-    if vocab_size not in (0, found := tokenizer.vocabulary_size(tokenizer_of(folder))):
+    found = tokenizer.vocabulary_size(tokenizer_of(folder))
+    if vocab_size not in (0, found, contents.get("vocab_size")):  # a text may have had too few pairs for all it asked
         raise DataError(
             f"{folder} holds token ids of a vocabulary of {found:,}, and vocab_size is {vocab_size}; leave that out, "
             "or give the text itself"
