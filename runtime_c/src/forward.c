@@ -97,15 +97,14 @@ static int stopped(const bn_pass *p) {
     return p->stop && atomic_load(p->stop);
 }
 
-/* The stack's own adapter, and those of the rows, which apply to the text stack but not to its
- * draft. */
+/* The stack's own adapter, and those of the rows. Only rows of text have one, not those of a draft
+ * or an image. */
 static void take_adapters(bn_pass *p) {
     bn_operands *in = &p->w->in;
-    const int of_text = p->stack == &p->m->stack;
     in->own = p->stack->own.linears ? &p->stack->own : NULL;
     in->some_adapted = 0;
     for (size_t row = 0; row < p->rows && in->most_rank > 0; row++) {
-        in->adapters[row] = of_text ? p->w->rows[row].adapter : NULL;
+        in->adapters[row] = p->w->rows[row].adapter;
         in->some_adapted |= in->adapters[row] != NULL;
     }
 }
