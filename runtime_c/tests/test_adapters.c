@@ -86,6 +86,25 @@ static void check_products(bn_workspace *w, const bn_product *products, int n, c
             }
 }
 
+/* Rows of a text have the adapter of the model and that of its session. */
+static void test_of_a_text(void) {
+    float with[2][VOCAB], without[VOCAB];
+    bn_low_rank *own = model->stack.own.linears;
+    for (int32_t adapter = 0; adapter < 2; adapter++) {
+        const bn_session_options o = {.adapter = adapter};
+        bn_session *s;
+        ok(bn_session_new(model, &o, &s));
+        ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, with[adapter]));
+        model->stack.own.linears = NULL;
+        ok(bn_session_rewind(s, 0));
+        ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, without));
+        model->stack.own.linears = own;
+        CHECK(memcmp(with[adapter], without, sizeof without) != 0);
+        bn_session_free(s);
+    }
+    CHECK(memcmp(with[0], with[1], sizeof without) != 0);
+}
+
 /* An own adapter of rank 3, and two of rank 5 and 2; outputs that are set, and one added to.
  * `lines`: up and down are stored as lines, which are multiplied apart. */
 static void test_numbers(uint32_t lines) {
@@ -126,6 +145,7 @@ static void test_numbers(uint32_t lines) {
     check_products(w, &down, 1, y[0][0], y[1][0]);
     bn_turn_end(model);
     bn_session_free(s);
+    test_of_a_text();
     end();
     CHECK_EQ(unlink(other), 0);
     free(bytes[0]), free(bytes[1]);
