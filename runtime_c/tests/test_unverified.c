@@ -198,6 +198,26 @@ static void test_router(void) {
     free(bytes);
 }
 
+/* Also in a row of which nothing is wanted, by a model without norms: otherwise the text would keep
+ * a key or value that makes all later calls fail. */
+static void test_nothing_wanted(void) {
+    static const float vectors[2 * 8] = {1, 2, 3};
+    const bn_load_options options = {.threads = 1, .no_verify = 1};
+    enum { V = 2 }; /* the first tensors are q, k and v */
+    size_t size;
+    bn_model *model;
+    bn_session *s;
+    uint8_t *bytes = tiny_file(tiny_bare, SIZE_MAX, SIZE_MAX, &size);
+    poison(bytes, bytes + tiny_section(bytes, 2) + 64 * V);
+    CHECK_EQ(bn_model_open_bytes(bytes, size, &options, &model, NULL), BN_OK);
+    CHECK_EQ(bn_session_new(model, NULL, &s), BN_OK);
+    CHECK_EQ(bn_session_append_embeddings(s, vectors, 2, BN_LOGITS_NONE, NULL), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_position(s), 0);
+    bn_session_free(s);
+    bn_model_close(model);
+    free(bytes);
+}
+
 static void test_any_bytes(void (*recipe)(tiny_writer *)) {
     static const struct {
         fill fill;
@@ -228,6 +248,7 @@ int main(void) {
         test_nan(plain);
     test_nan(tiny_original);
     test_router();
+    test_nothing_wanted();
     test_any_bytes(tiny_decoder);
     test_any_bytes(tiny_mixture);
     test_any_bytes(tiny_original);
