@@ -192,6 +192,28 @@ static void test_sketch(const uint8_t *good, size_t size, const uint8_t *record,
     }
 }
 
+/* A row of zeros has a sketch like any other. Of two wrong rows the first is found, although the
+ * part with the other ends later. */
+static void test_rows_of_a_sketch(void) {
+    enum { ROWS = 600, COLS = 20, ZEROS = 7, FIRST = 130, LAST = 599, STRIDE = 64 };
+    uint8_t *data = tiny_alloc(tiny_sketch_size(ROWS, COLS));
+    uint64_t random = 13;
+    bn_pool *alone;
+    CHECK_EQ(bn_pool_new(1, &alone), BN_OK);
+    memset(data, 0, ROWS * STRIDE);
+    for (size_t row = 0; row < ROWS; row++)
+        for (size_t k = 0; k < COLS && row != ZEROS; k++)
+            data[row * STRIDE + k] = (uint8_t)check_below(&random, 100);
+    tiny_sketch(data, ROWS, COLS);
+    CHECK_EQ(bn_wrong_sketch(data, ROWS, COLS, &kernels, alone), ROWS);
+    data[LAST * STRIDE] ^= 1;
+    CHECK_EQ(bn_wrong_sketch(data, ROWS, COLS, &kernels, alone), LAST);
+    data[FIRST * STRIDE] ^= 1;
+    CHECK_EQ(bn_wrong_sketch(data, ROWS, COLS, &kernels, alone), FIRST);
+    bn_pool_free(alone);
+    free(data);
+}
+
 static void test_shares(void) {
     size_t size;
     uint8_t *good = tiny_file(wide, SIZE_MAX, SIZE_MAX, &size);
@@ -240,6 +262,7 @@ int main(void) {
     test_forged_tables(good, size);
     test_random_changes(good, size);
     test_shares();
+    test_rows_of_a_sketch();
     free(good);
     return 0;
 }

@@ -82,6 +82,17 @@ static void test_error(void) {
         }
 }
 
+/* One dimension of 4 bits is 15 times its scale, which is rounded to 8 bits: 2^-8 off at most. */
+static void test_scale(void) {
+    uint64_t random = 9;
+    query[0] = 1;
+    for (int round = 0; round < 1000; round++) {
+        key[0] = check_float(&random);
+        const double x = (double)key[0], found = scored(BN_KV_K4V8, 1);
+        CHECK_MSG(fabs(found - x) <= fabs(x) * (1 / 256. + 1e-6), "%g, expected %g", found, x);
+    }
+}
+
 /* Root mean square error of scores, in units of |q| |k| / sqrt(n). */
 static double noise(int32_t type, size_t n, float outlier) {
     enum { ROUNDS = 2000 };
@@ -127,6 +138,7 @@ static void test_ends(void) {
 int main(void) {
     bn_kernels_scalar(&kernels);
     test_error();
+    test_scale();
     test_outliers();
     test_ends();
     return 0;
