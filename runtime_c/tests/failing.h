@@ -13,11 +13,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static long calls_until_failure = -1; /* -1: no call fails */
 static bn_status injected;            /* the status expected for the failed call */
 static int trickle;                   /* read returns a few bytes, or EINTR */
+static long reads_until_end = -1;     /* then read finds the end of the file; -1: never early */
 static atomic_long held;              /* memory blocks, mappings, descriptors and threads in use */
 
 static int fails(bn_status status) {
@@ -41,6 +43,7 @@ void *__real_mmap(void *at, size_t size, int protection, int flags, int fd, off_
 int __real_munmap(void *at, size_t size);
 int __real_open(const char *path, int flags, ...);
 int __real_close(int fd);
+int __real_fstat(int fd, struct stat *st);
 ssize_t __real_read(int fd, void *bytes, size_t size);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*start)(void *), void *argument);
@@ -55,6 +58,7 @@ void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_
 int __wrap_munmap(void *at, size_t size);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_close(int fd);
+int __wrap_fstat(int fd, struct stat *st);
 ssize_t __wrap_read(int fd, void *bytes, size_t size);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*start)(void *), void *argument);
@@ -109,8 +113,15 @@ int __wrap_close(int fd) {
     return __real_close(fd);
 }
 
+int __wrap_fstat(int fd, struct stat *st) {
+    errno = EIO;
+    return fails(BN_ERR_IO) ? -1 : __real_fstat(fd, st);
+}
+
 ssize_t __wrap_read(int fd, void *bytes, size_t size) {
     errno = EIO;
+    if (reads_until_end >= 0 && reads_until_end-- == 0)
+        return 0;
     if (fails(BN_ERR_IO))
         return -1;
     if (!trickle)

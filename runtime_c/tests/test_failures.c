@@ -152,6 +152,23 @@ static void test_slow_reads(void) {
     CHECK(memcmp(logits, expected, sizeof logits) == 0);
 }
 
+/* A file that someone shortens while it is read. */
+static void test_shrinking(void) {
+    const bn_load_options options = {.threads = 1, .no_mmap = 1};
+    const long before = held;
+    trickle = 1;
+    for (long reads = 0; reads < 15; reads += 7) { /* also after the first 4096 bytes */
+        char detail[BN_DETAIL_SIZE];
+        bn_model *model;
+        reads_until_end = reads;
+        CHECK_EQ(bn_model_open(path, &options, &model, detail), BN_ERR_TRUNCATED);
+        CHECK_EQ(reads_until_end, -1);
+        CHECK_MSG(strstr(detail, "the file shrank to "), "\"%s\"", detail);
+        CHECK_EQ(held, before);
+    }
+    trickle = 0;
+}
+
 static void test_measurements(void) {
     double rate;
     const long before = held;
@@ -175,6 +192,7 @@ int main(void) {
     test_each_failure(IN_MEMORY);
     test_arguments();
     test_slow_reads();
+    test_shrinking();
     test_measurements();
     CHECK_EQ(unlink(path), 0);
     free(good);
