@@ -13,7 +13,8 @@ enum { DIM = 18, HEADS = 4, KV_HEADS = 2, HEAD = 5, FFN = 22, LAYERS = 2, MAX_OU
 #define RESIDUAL 0.125f /* the pool has neither of these two */
 #define SOFTCAP 2.0f
 enum { MAX_TOKENS = 577, MAX_PIXELS = 3 * 30 * 30 };
-enum { PRE_NORM = 1, POST_NORM = 2, NORM_BIAS = 16, EMBEDDING_NORM = 128 };
+enum { PRE_NORM = 1, POST_NORM = 2, SUB_NORM = 4, LINEAR_NORM = 8, NORM_BIAS = 16 };
+enum { RESIDUAL_NORM = 64, EMBEDDING_NORM = 128 };
 enum { GELU = 2, SILU = 1, GELU_ERF = 4, GATED = 0, PLAIN = 1 };
 
 /* Options of the next model; all its matrices are floats, so that a reference is exact. */
@@ -35,9 +36,25 @@ static inline void put(tiny_writer *w, unsigned layer, unsigned role, uint32_t b
         tiny_tensor(w, layer, role, TINY_NONE, 1, 1, 0, 1, rows == 1 ? cols : rows);
 }
 
-static inline void put_norm(tiny_writer *w, unsigned layer, unsigned role, uint32_t flag) {
+static inline void put_wide_norm(tiny_writer *w, unsigned layer, unsigned role, uint32_t flag,
+                                 size_t width) {
     if (k.norm_flags & flag)
-        put(w, layer, role, k.norm_flags & NORM_BIAS, 1, DIM);
+        put(w, layer, role, k.norm_flags & NORM_BIAS, 1, width);
+}
+
+static inline void put_norm(tiny_writer *w, unsigned layer, unsigned role, uint32_t flag) {
+    put_wide_norm(w, layer, role, flag, DIM);
+}
+
+/* A norm for the input of each linear. */
+static inline void put_linear_norms(tiny_writer *w, unsigned layer) {
+    for (unsigned role = 2; role <= 4; role++)
+        put_norm(w, layer, 32 + role, LINEAR_NORM);
+    put_wide_norm(w, layer, 32 + 8, LINEAR_NORM, HEADS * HEAD);
+    if (k.ffn == GATED)
+        put_norm(w, layer, 32 + 12, LINEAR_NORM);
+    put_norm(w, layer, 32 + 13, LINEAR_NORM);
+    put_wide_norm(w, layer, 32 + 15, LINEAR_NORM, FFN);
 }
 
 static inline void recipe(tiny_writer *w) {
@@ -61,14 +78,17 @@ static inline void recipe(tiny_writer *w) {
         put(w, l, 2, qkv, HEADS * HEAD, DIM);
         put(w, l, 3, qkv, KV_HEADS * HEAD, DIM);
         put(w, l, 4, qkv, KV_HEADS * HEAD, DIM);
+        put_wide_norm(w, l, 7, SUB_NORM, HEADS * HEAD);
         put(w, l, 8, o, DIM, HEADS * HEAD);
-        put_norm(w, l, 9, POST_NORM);
+        put_norm(w, l, 9, POST_NORM | RESIDUAL_NORM);
         put_norm(w, l, 10, PRE_NORM);
         if (k.ffn == GATED)
             put(w, l, 12, ffn, FFN, DIM);
         put(w, l, 13, ffn, FFN, DIM);
+        put_wide_norm(w, l, 14, SUB_NORM, FFN);
         put(w, l, 15, ffn, DIM, FFN);
-        put_norm(w, l, 16, POST_NORM);
+        put_norm(w, l, 16, POST_NORM | RESIDUAL_NORM);
+        put_linear_norms(w, l);
     }
     put(w, TINY_NONE, 65, 0, tokens_of(&k), DIM);
     put_norm(w, TINY_NONE, 66, UINT32_MAX);

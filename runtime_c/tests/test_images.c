@@ -15,17 +15,25 @@ static void multiply(double *y, const bn_tensor *t, const double *x) {
     }
 }
 
-static void normalize(double *y, const bn_norm *norm, const double *x) {
+static void normalize(double *y, const bn_norm *norm, const double *x, size_t n) {
     double mean = 0, squares = 0;
-    for (size_t i = 0; i < DIM; i++)
-        mean += norm->kind == BN_NORM_LAYER ? x[i] / (double)DIM : 0;
-    for (size_t i = 0; i < DIM; i++)
-        squares += (x[i] - mean) * (x[i] - mean) / (double)DIM;
-    for (size_t i = 0; i < DIM; i++)
+    for (size_t i = 0; i < n; i++)
+        mean += norm->kind == BN_NORM_LAYER ? x[i] / (double)n : 0;
+    for (size_t i = 0; i < n; i++)
+        squares += (x[i] - mean) * (x[i] - mean) / (double)n;
+    for (size_t i = 0; i < n; i++)
         y[i] = !norm->gain
                    ? x[i]
                    : (x[i] - mean) / sqrt(squares + (double)norm->eps) * (double)norm->gain[i] +
                          (norm->bias ? (double)norm->bias[i] : 0);
+}
+
+/* A linear of a layer, after its own norm. */
+static void project(double *y, const bn_tensor *t, const bn_config *c, const double *x) {
+    const bn_norm own = bn_norm_before(t, c);
+    double h[FFN];
+    normalize(h, &own, x, t->cols);
+    multiply(y, t, h);
 }
 
 static double activate(double g) {
@@ -35,10 +43,11 @@ static double activate(double g) {
                : g / 2 * (1 + erf(g / sqrt(2)));
 }
 
-/* y = o(attention) of one query over n keys and values; cap: infinite, or that of scores. */
-static void attend(double *y, const bn_tensor *o, const double *q, double (*keys)[HEADS * HEAD],
+/* out = the attention of one query over n keys and values; cap: infinite, or that of scores. */
+static void attend(double *out, const double *q, double (*keys)[HEADS * HEAD],
                    double (*values)[HEADS * HEAD], size_t n, size_t kv_heads, double cap) {
-    double out[HEADS * HEAD] = {0}, p[MAX_TOKENS];
+    double p[MAX_TOKENS];
+    memset(out, 0, HEADS * HEAD * sizeof *out);
     for (size_t h = 0; h < HEADS; h++) {
         const size_t from = h / (HEADS / kv_heads) * HEAD;
         double sum = 0;
@@ -53,42 +62,48 @@ static void attend(double *y, const bn_tensor *o, const double *q, double (*keys
             for (size_t d = 0; d < HEAD; d++)
                 out[h * HEAD + d] += p[j] / sum * values[j][from + d];
     }
-    multiply(y, o, out);
 }
 
-/* x += scale · norm(f) */
+/* x += scale · norm(f), or x = norm(x + scale · f) */
 static void add(double *x, double *f, const bn_norm *after, double scale) {
-    normalize(f, after, f);
+    const int of_sum = (k.norm_flags & RESIDUAL_NORM) != 0;
+    if (!of_sum)
+        normalize(f, after, f, DIM);
     for (size_t i = 0; i < DIM; i++)
         x[i] += f[i] * scale;
+    if (of_sum)
+        normalize(x, after, x, DIM);
 }
 
-static void feed_forward(double *y, const bn_ffn *ffn, const double *x) {
+static void feed_forward(double *y, const bn_ffn *ffn, const bn_config *c, const double *x) {
     double h[DIM], gate[FFN], up[FFN];
-    normalize(h, &ffn->norm, x);
-    multiply(up, &ffn->networks->up, h);
+    normalize(h, &ffn->norm, x, DIM);
+    project(up, &ffn->networks->up, c, h);
     if (ffn->kind == BN_FFN_GATED)
-        multiply(gate, &ffn->networks->gate, h);
+        project(gate, &ffn->networks->gate, c, h);
     for (size_t i = 0; i < FFN; i++)
         up[i] = ffn->kind == BN_FFN_GATED ? activate(gate[i]) * up[i] : activate(up[i]);
-    multiply(y, &ffn->networks->down, up);
+    normalize(up, &ffn->networks->sub_norm, up, FFN);
+    project(y, &ffn->networks->down, c, up);
 }
 
 static double keys[MAX_TOKENS][HEADS * HEAD], values[MAX_TOKENS][HEADS * HEAD];
 
-static void run_layer(const bn_layer *l, double (*x)[DIM], size_t n) {
+static void run_layer(const bn_layer *l, const bn_config *c, double (*x)[DIM], size_t n) {
     static double queries[MAX_TOKENS][HEADS * HEAD];
-    double h[DIM];
+    double h[DIM], out[HEADS * HEAD];
     for (size_t i = 0; i < n; i++) {
-        normalize(h, &l->attn_norm, x[i]);
-        multiply(queries[i], &l->q, h);
-        multiply(keys[i], &l->k, h);
-        multiply(values[i], &l->v, h);
+        normalize(h, &l->attn_norm, x[i], DIM);
+        project(queries[i], &l->q, c, h);
+        project(keys[i], &l->k, c, h);
+        project(values[i], &l->v, c, h);
     }
     for (size_t i = 0; i < n; i++) {
-        attend(h, &l->o, queries[i], keys, values, n, KV_HEADS, (double)SOFTCAP);
+        attend(out, queries[i], keys, values, n, KV_HEADS, (double)SOFTCAP);
+        normalize(out, &l->attn_sub_norm, out, HEADS * HEAD);
+        project(h, &l->o, c, out);
         add(x[i], h, &l->attn_post_norm, (double)RESIDUAL);
-        feed_forward(h, &l->ffn, x[i]);
+        feed_forward(h, &l->ffn, c, x[i]);
         add(x[i], h, &l->ffn.post_norm, (double)RESIDUAL);
     }
 }
@@ -111,12 +126,12 @@ static void enter(const bn_stack *s, const float *pixels, double (*x)[DIM]) {
         for (size_t d = 0; d < DIM; d++)
             x[i][d] = (i < c->class_token ? (double)s->class_embedding[d] : x[i][d]) +
                       (double)positions[i * DIM + d];
-        normalize(x[i], &s->embedding_norm, x[i]);
+        normalize(x[i], &s->embedding_norm, x[i], DIM);
     }
 }
 
 static void pool(const bn_stack *s, double (*x)[DIM], size_t n, double *y) {
-    double q[HEADS * HEAD], h[DIM], probe[DIM];
+    double q[HEADS * HEAD], out[HEADS * HEAD], h[DIM], probe[DIM];
     memcpy(y, x[k.pooling == BN_POOL_LAST ? n - 1 : 0], sizeof h);
     for (size_t i = 1; k.pooling == BN_POOL_MEAN && i < n; i++)
         for (size_t d = 0; d < DIM; d++)
@@ -133,8 +148,9 @@ static void pool(const bn_stack *s, double (*x)[DIM], size_t n, double *y) {
     for (size_t d = 0; d < DIM; d++)
         probe[d] = (double)s->probe[d];
     multiply(q, &l->q, probe);
-    attend(y, &l->o, q, keys, values, n, HEADS, INFINITY);
-    feed_forward(h, &l->ffn, y);
+    attend(out, q, keys, values, n, HEADS, INFINITY);
+    multiply(y, &l->o, out);
+    feed_forward(h, &l->ffn, &s->pooling->config, y);
     for (size_t d = 0; d < DIM; d++)
         y[d] += h[d];
 }
@@ -161,9 +177,9 @@ static void check_image(const bn_stack *s, const float *pixels, const float *sta
     const size_t n = s->config.max_context;
     enter(s, pixels, x);
     for (size_t l = 0; l < LAYERS; l++)
-        run_layer(&s->layers[l], x, n);
+        run_layer(&s->layers[l], &s->config, x, n);
     for (size_t i = 0; i < n; i++) {
-        normalize(x[i], &s->final_norm, x[i]);
+        normalize(x[i], &s->final_norm, x[i], DIM);
         const size_t width = leave(s, x[i], y);
         check_near(states + i * width, y, width, 1);
     }
@@ -174,13 +190,15 @@ static void check_image(const bn_stack *s, const float *pixels, const float *sta
     check_near(vector, y, width, sqrt(squares));
 }
 
-/* The layout of So400m, that of CLIP with odd sizes, and neither. */
+/* The layout of So400m, that of CLIP with odd sizes, and others. */
 static const kind kinds[] = {
     {8, 4, 3, 0, 1, PRE_NORM | NORM_BIAS, PLAIN, GELU, 55, BN_POOL_ATTENTION, 7, 0},
     {30, 7, 3, 1, 1, PRE_NORM | NORM_BIAS | EMBEDDING_NORM, PLAIN, GELU_ERF, 7, BN_POOL_FIRST, 30,
      0},
     {5, 2, 1, 1, 0, PRE_NORM | POST_NORM, GATED, SILU, 48, BN_POOL_MEAN, 9, 0},
     {3, 1, 2, 0, 0, PRE_NORM, GATED, GELU, 2, BN_POOL_ATTENTION, 0, 0},
+    {4, 1, 1, 0, 0, LINEAR_NORM | SUB_NORM, GATED, SILU, 0, BN_POOL_ATTENTION, 0, 0},
+    {5, 2, 1, 0, 1, RESIDUAL_NORM | LINEAR_NORM | NORM_BIAS, PLAIN, GELU, 7, BN_POOL_MEAN, 0, 0},
     {2, 2, 2, 1, 1, POST_NORM, PLAIN, SILU, 0, BN_POOL_LAST, 0, 0}};
 
 static void test_reference(void) {
