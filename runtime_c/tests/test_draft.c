@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_draft.c: which drafts the engine refuses, with its explanation, and what a draft and the
- * text stack before it take from each other.
+ * test_draft.c: which drafts the engine refuses, with its explanation, what a draft and the text
+ * stack before it take from each other, and guesses that cannot be made.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -99,12 +99,38 @@ static void test_sharing(void) {
     finish();
 }
 
+/* No token may be guessed, or there is no memory for the keys of guesses. */
+static void test_no_guess(void) {
+    static const uint32_t allowed[(VOCAB + 31) / 32] = {0};
+    const bn_sampler none = {.allowed = allowed};
+    bn_model_info info;
+    int32_t guesses[4], n;
+    float confidences[4];
+    ok(bn_model_get_info(model, &info));
+    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
+    bn_model_close(model);
+    const bn_load_options options = {.threads = 1, .cache_bytes = block};
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    bn_session *s = session(TEXT, 0, BN_KV_F16);
+    ok(bn_session_append(s, text, BN_BLOCK_KEYS - 5, BN_LOGITS_LAST, NULL));
+    ok(bn_session_guess(s, NULL, 7, 4, guesses, confidences, &n));
+    CHECK_EQ(n, 4);
+    ok(bn_session_guess(s, &none, 7, 4, guesses, confidences, &n));
+    CHECK_EQ(n, 0);
+    n = 77;
+    ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_guess(s, NULL, 7, 4, guesses, confidences, &n), BN_ERR_CACHE);
+    CHECK_EQ(n, 77);
+    bn_session_free(s);
+}
+
 int main(void) {
     bn_kernels_scalar(&kernels);
     kind.draft = 1;
     begin(BN_MASK_CAUSAL, 0, 0);
     test_refusals();
     test_sharing();
+    test_no_guess();
     end();
     return 0;
 }
