@@ -94,6 +94,7 @@ static void use_engine(void) {
     use_sessions(all);
     for (int i = 0; i < TEXTS; i++)
         bn_session_free(all[i]);
+    CHECK(model->work == NULL); /* the last session gives it back */
     bn_model_close(model);
 }
 
