@@ -72,6 +72,26 @@ static void test_embed(void) {
     bn_session_free(single);
 }
 
+/* A call that fails may have changed the pool, so it leaves none to continue. */
+static void test_failed(void) {
+    float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[prompt[6]], was = *scale;
+    float whole[DIM], again[DIM];
+    bn_session *s;
+    ok(bn_session_new(model, &plain, &s));
+    ok(bn_session_embed(s, prompt, 7, BN_POOL_MEAN, whole));
+    ok(bn_session_rewind(s, 0));
+    ok(bn_session_embed(s, prompt, 4, BN_POOL_MEAN, NULL));
+    *scale = NAN;
+    CHECK_EQ(bn_session_embed(s, prompt + 4, 3, BN_POOL_MEAN, NULL), BN_ERR_NUMERIC);
+    *scale = was;
+    CHECK_EQ(bn_session_position(s), 4);
+    CHECK_EQ(bn_session_embed(s, prompt + 4, 3, BN_POOL_MEAN, NULL), BN_ERR_STATE);
+    ok(bn_session_rewind(s, 0));
+    ok(bn_session_embed(s, prompt, 7, BN_POOL_MEAN, again));
+    CHECK(memcmp(whole, again, sizeof whole) == 0);
+    bn_session_free(s);
+}
+
 /* Texts embedded together give the same bits as alone, also if one continues, and if the first
  * session is short. */
 static void test_embed_batch(void) {
@@ -152,6 +172,7 @@ int main(void) {
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_embed();
+        test_failed();
         test_embed_batch();
     }
     plain.kv_type = BN_KV_F16;
