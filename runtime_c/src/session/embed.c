@@ -163,7 +163,7 @@ static bn_status embed(texts *t, bn_pooling pooling, float *out) {
     }
     status = reserve(t);
     for (int32_t i = 0; i < t->n && !status; i++)
-        t->sessions[i]->pooling = kind, t->sessions[i]->ready = BN_READY_NOTHING;
+        t->sessions[i]->pooling = kind;
     while (t->text < t->n && !status)
         status = run_block(t);
     return status || !out ? status : finish(t, out);

@@ -259,8 +259,7 @@ bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size, bn_
     bn_status status = check_bytes(model, bytes, size, &r, detail);
     if (status)
         return status;
-    bn_session_options options = {
-        .n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch, .no_draft = r.drafted < 0};
+    bn_session_options options = {.n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch};
     if ((status = find_adapter(model, &r, &options.adapter, detail)))
         return status;
     status = r.n_ctx < 1 || r.batch < 1 ? BN_ERR_ARGUMENT : bn_session_new(model, &options, &s);

@@ -131,8 +131,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     const bn_session_options o = {.n_ctx = session->n_ctx,
                                   .kv_type = session->cache.type,
                                   .batch = session->batch,
-                                  .adapter = session->adapter,
-                                  .no_draft = session->drafted < 0};
+                                  .adapter = session->adapter};
     bn_session *s;
     const bn_status status = bn_session_new(session->model, &o, &s);
     if (status)
