@@ -84,13 +84,16 @@ static void use_engine(void) {
     const char *const adapters[] = {path};
     const bn_load_options options = {.threads = 3, .n_adapters = 1, .adapters = adapters};
     const bn_session_options o = {.batch = 24, .kv_type = type, .adapter = 1};
-    bn_session *all[TEXTS];
+    const bn_session_options larger = {.batch = 30, .kv_type = type};
+    bn_session *all[TEXTS], *other;
     n_numbers = 0;
     AGAIN(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     AGAIN(bn_session_new(model, &o, &all[0]));
     AGAIN(bn_session_append(all[0], text, 70, BN_LOGITS_LAST, NULL));
     AGAIN(bn_session_fork(all[0], &all[1]));
     save_and_load(all[0], &all[2]);
+    AGAIN(bn_session_new(model, &larger, &other)); /* all get a larger workspace */
+    bn_session_free(other);
     use_sessions(all);
     for (int i = 0; i < TEXTS; i++)
         bn_session_free(all[i]);

@@ -211,7 +211,15 @@ typedef struct forgery {
 
 /* Numbers that no session has are refused, although the sizes agree with them. */
 static void test_impossible(uint32_t draft, uint32_t headless) {
-    enum { BATCH = 56, POSITION = 60, WRITTEN = 64, PREFIX = 68, READY = 72, DRAFTED = 76 };
+    enum {
+        N_CTX = 48,
+        BATCH = 56,
+        POSITION = 60,
+        WRITTEN = 64,
+        PREFIX = 68,
+        READY = 72,
+        DRAFTED = 76
+    };
     enum { PENDING = 104, ZERO = 108, STATE = DIM * sizeof(float), LENGTH = 20, MOST = 40 };
     static uint8_t note[1 << 12];
     kind.draft = draft, kind.headless = headless;
@@ -236,6 +244,8 @@ static void test_impossible(uint32_t draft, uint32_t headless) {
         {{{DRAFTED, 0}, {PENDING, BN_BACKLOG + 1}}, (BN_BACKLOG + 1) * STATE - backlog},
         {{{DRAFTED, draft ? LENGTH + 1 : LENGTH}, {PENDING, 0}}, -backlog},
         {{{POSITION, MOST}, {WRITTEN, MOST}}, all}, /* the note would have less than no bytes */
+        {{{N_CTX, 0}, {POSITION, 0}, {WRITTEN, 0}, {READY, 0}},
+         -all - (headless ? 0 : STATE)}, /* 0 is no default here */
         {{{ZERO, 1}}, 0},
     };
     const uint64_t size = bn_session_saved_size(s, sizeof note);
@@ -277,6 +287,8 @@ static void test_forgotten(void) {
     CHECK(bytes != NULL && note != NULL);
     ok(bn_session_save(s, note, 100 * row, bytes, size));
     CHECK_EQ(tiny_get(bytes + WRITTEN_AT, 4), 290);
+    CHECK_EQ(size, RECORD + 100 * row + FIRST * (4 + s->cache.parts[0].row) +
+                       (FIRST - (290 - 256)) * row); /* no position that was overwritten */
     CHECK_EQ(load(bytes, size), BN_OK);
     memset(bytes + RECORD, 0, size - RECORD);     /* zeros are valid wherever a part begins */
     for (uint32_t more = 1; more <= 10; more++) { /* this many fewer rows are kept */
@@ -368,7 +380,14 @@ static void test_arguments(void) {
                                    * accepted */
     CHECK_EQ(bn_session_saved_size(s, UINT64_MAX), 0);
     CHECK_EQ(bn_session_save(s, &byte, UINT64_MAX, &byte, 0), BN_ERR_ARGUMENT);
+    uint64_t size;
+    uint8_t *bytes = saved(s, &size);
+    const uint8_t *note = NULL;
     bn_session_free(s);
+    ok(bn_session_load(model, bytes, size, &s, &note, NULL, NULL)); /* only with both is it given */
+    CHECK(note == NULL);
+    bn_session_free(s);
+    free(bytes);
 }
 
 int main(void) {
