@@ -124,12 +124,26 @@ static void test_no_guess(void) {
     bn_session_free(s);
 }
 
+/* A draft follows a text that was made longer: the keys of its layers were copied, too. */
+static void test_repeated(void) {
+    int32_t guesses[4], n;
+    float confidences[4];
+    bn_session *s = session(TEXT, 0, BN_KV_F16);
+    ok(bn_session_append(s, text, 2 * BN_REPEATED, BN_LOGITS_LAST, NULL));
+    ok(bn_session_repeat(s, TEXT - 10));
+    ok(bn_session_append(s, text, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_guess(s, NULL, 7, 4, guesses, confidences, &n));
+    CHECK_EQ(n, 4);
+    bn_session_free(s);
+}
+
 int main(void) {
     bn_kernels_scalar(&kernels);
     kind.draft = 1;
     begin(BN_MASK_CAUSAL, 0, 0);
     test_refusals();
     test_sharing();
+    test_repeated();
     test_no_guess();
     end();
     return 0;

@@ -199,7 +199,11 @@ static void test_repeat(int32_t kv_type) {
     uint8_t kept[4096], now[4096];
     ok(bn_session_append(s, text, BN_REPEATED - 1, BN_LOGITS_LAST, NULL));
     CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE);
-    ok(bn_session_append(s, text + BN_REPEATED - 1, 30, BN_LOGITS_LAST, NULL));
+    ok(bn_session_append(s, text + BN_REPEATED - 1, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_repeat(s, BN_REPEATED + 1)); /* the shortest text that can be repeated */
+    ok(bn_session_rewind(s, BN_REPEATED));
+    ok(bn_session_append(s, text + BN_REPEATED, 29, BN_LOGITS_ALL, NULL));
+    CHECK(bn_session_digests(s)[BN_REPEATED] != 0);
     CHECK_EQ(bn_session_repeat(s, BN_REPEATED - 1), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_repeat(s, TEXT + 1), BN_ERR_CONTEXT);
     CHECK_EQ(bn_session_position(s), BN_REPEATED + 29);
@@ -210,6 +214,8 @@ static void test_repeat(int32_t kv_type) {
     CHECK(!bn_session_logits(s));
     for (int32_t i = 0; i < DEPTH; i++)
         CHECK_EQ(bn_session_tokens(s)[i], text[i % BN_REPEATED]);
+    for (int32_t i = BN_REPEATED; i < DEPTH; i++) /* no state was computed */
+        CHECK_EQ(bn_session_digests(s)[i], 0);
     check_repeated(s, 0, DEPTH);
     check_repeated(s, 1, DEPTH);
     bn_cache_read(&other->cache, 0, BN_REPEATED + 5, now);
