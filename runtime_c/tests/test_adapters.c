@@ -86,15 +86,20 @@ static void check_products(bn_workspace *w, const bn_product *products, int n, c
             }
 }
 
-/* Rows of a text have the adapter of the model and that of its session. */
+/* Rows of a text have the adapter of the model and that of its session, also in a copy. */
 static void test_of_a_text(void) {
-    float with[2][VOCAB], without[VOCAB];
+    float with[2][VOCAB], without[VOCAB], next[2][VOCAB];
     bn_low_rank *own = model->stack.own.linears;
     for (int32_t adapter = 0; adapter < 2; adapter++) {
         const bn_session_options o = {.adapter = adapter};
-        bn_session *s;
+        bn_session *s, *copy;
         ok(bn_session_new(model, &o, &s));
         ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, with[adapter]));
+        ok(bn_session_fork(s, &copy));
+        ok(bn_session_append(s, text, 1, BN_LOGITS_LAST, next[0]));
+        ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, next[1]));
+        CHECK(memcmp(next[0], next[1], sizeof *next) == 0);
+        bn_session_free(copy);
         model->stack.own.linears = NULL;
         ok(bn_session_rewind(s, 0));
         ok(bn_session_append(s, text, 5, BN_LOGITS_LAST, without));

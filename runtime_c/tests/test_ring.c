@@ -201,6 +201,7 @@ static void test_repeat(int32_t kv_type) {
     CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE);
     ok(bn_session_append(s, text + BN_REPEATED - 1, 1, BN_LOGITS_LAST, NULL));
     ok(bn_session_repeat(s, BN_REPEATED + 1)); /* the shortest text that can be repeated */
+    CHECK(!bn_session_logits(s));
     ok(bn_session_rewind(s, BN_REPEATED));
     ok(bn_session_append(s, text + BN_REPEATED, 29, BN_LOGITS_ALL, NULL));
     CHECK(bn_session_digests(s)[BN_REPEATED] != 0);
