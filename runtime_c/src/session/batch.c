@@ -241,7 +241,7 @@ static bn_status run_block(bn_session *s, run *r, int32_t end, int32_t together)
     bn_status status = BN_ERR_CANCELLED;
     if (!bn_session_cancelled(s)) {
         const int32_t n = end - r->at;
-        const int follows = r->each != BN_WANT_POOLED && r->each != BN_WANT_PROBABILITY;
+        const int follows = r->each != BN_WANT_PROBABILITY;
         s->cache.prefix = together ? (size_t)end : s->cache.prefix;
         if (follows)
             bn_backlog_begin(s, b.w, n, r->text->tokens ? r->text->tokens[r->at] : BN_NO_TOKEN);

@@ -87,8 +87,7 @@ static bn_status begin_piece(const bn_entry *entry) {
  * one fails, it is undone, and the next call reports it. */
 static void go_on(bn_entry *entry, double begin) {
     bn_session *s = entry->session;
-    while (entry->n_chosen > 0 && entry->n_chosen < entry->most && s->position < s->n_ctx &&
-           !bn_session_cancelled(s) && bn_seconds() - begin < (double)entry->moment) {
+    while (entry->n_chosen < entry->most && bn_seconds() - begin < (double)entry->moment) {
         const int32_t held = s->position;
         bn_entry next = *entry;
         next.tokens = &entry->chosen[entry->n_chosen - 1];
