@@ -74,6 +74,27 @@ static void test_fork_and_rewind(void) {
     bn_session_free(copy);
 }
 
+/* No logits are left by an append that wants none, or that fails in a later piece. */
+static void test_no_logits(void) {
+    const bn_session_options small = {.kv_type = plain.kv_type, .batch = 4};
+    const int32_t bad = prompt[0] ? 0 : 1, tokens[] = {7, 7, 7, 7, 7, bad};
+    float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[bad], was = *scale;
+    int32_t token;
+    bn_session *s;
+    ok(bn_session_new(model, &small, &s));
+    ok(bn_session_append(s, tokens, 5, BN_LOGITS_LAST, NULL));
+    CHECK(bn_session_logits(s) != NULL);
+    ok(bn_session_append(s, tokens, 3, BN_LOGITS_NONE, NULL));
+    CHECK(bn_session_logits(s) == NULL);
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    *scale = NAN;
+    CHECK_EQ(bn_session_append(s, tokens, 6, BN_LOGITS_ALL, NULL), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_position(s), 12); /* one piece was computed */
+    CHECK(bn_session_logits(s) == NULL);
+    *scale = was;
+    bn_session_free(s);
+}
+
 /* A digest of each row whose logits were requested, also if nobody read them. */
 static void test_digests(void) {
     static float all[PROMPT * VOCAB], scores[PROMPT];
@@ -335,6 +356,7 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_batch();
         test_fork_and_rewind();
+        test_no_logits();
         test_digests();
         test_score();
     }
