@@ -84,6 +84,7 @@ static void test_given_back(void) {
     ok(bn_session_new(model, NULL, &s));
     ok(bn_session_append(s, text, 200, BN_LOGITS_LAST, NULL));
     CHECK_EQ(bn_model_cache_bytes(model), 4 * block);
+    const bn_arena *own = s->cache.parts[0].own;
     ok(bn_session_rewind(s, 70));
     CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
     ok(bn_session_new(model, NULL, &other));
@@ -91,6 +92,7 @@ static void test_given_back(void) {
     CHECK_EQ(bn_session_append(s, text + 70, 100, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
     bn_session_free(other);
     ok(bn_session_append(s, text + 70, 100, BN_LOGITS_LAST, NULL));
+    CHECK(s->cache.parts[0].own == own); /* its own places are free again */
     ok(bn_session_fork(s, &copy));
     ok(bn_session_rewind(s, 0)); /* the copy still references blocks of its arena */
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
