@@ -199,6 +199,8 @@ static const kind kinds[] = {
     {3, 1, 2, 0, 0, PRE_NORM, GATED, GELU, 2, BN_POOL_ATTENTION, 0, 0},
     {4, 1, 1, 0, 0, LINEAR_NORM | SUB_NORM, GATED, SILU, 0, BN_POOL_ATTENTION, 0, 0},
     {5, 2, 1, 0, 1, RESIDUAL_NORM | LINEAR_NORM | NORM_BIAS, PLAIN, GELU, 7, BN_POOL_MEAN, 0, 0},
+    {17, 1, 1, 0, 1, PRE_NORM, PLAIN, GELU, 0, BN_POOL_ATTENTION, 0,
+     0}, /* several chunks of keys */
     {2, 2, 2, 1, 1, POST_NORM, PLAIN, SILU, 0, BN_POOL_LAST, 0, 0}};
 
 static void test_reference(void) {
