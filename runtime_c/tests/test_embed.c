@@ -92,6 +92,26 @@ static void test_failed(void) {
     bn_session_free(s);
 }
 
+/* Vectors whose length is not a float, and 0. */
+static void test_length(void) {
+    static const float zero[DIM];
+    static float huge[DIM], out[DIM];
+    const float *was = model->stack.final_norm.gain;
+    bn_session *s;
+    for (int d = 0; d < DIM; d++)
+        huge[d] = 1e30f;
+    ok(bn_session_new(model, &plain, &s));
+    model->stack.final_norm.gain = huge;
+    CHECK_EQ(bn_session_embed(s, prompt, 3, BN_POOL_MEAN, out), BN_ERR_NUMERIC);
+    ok(bn_session_rewind(s, 0));
+    model->stack.final_norm.gain = zero;
+    ok(bn_session_embed(s, prompt, 3, BN_POOL_MEAN, out));
+    for (int d = 0; d < DIM; d++)
+        CHECK_EQ(out[d], 0);
+    model->stack.final_norm.gain = was;
+    bn_session_free(s);
+}
+
 /* Texts embedded together give the same bits as alone, also if one continues, and if the first
  * session is short. */
 static void test_embed_batch(void) {
@@ -173,6 +193,7 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_embed();
         test_failed();
+        test_length();
         test_embed_batch();
     }
     plain.kv_type = BN_KV_F16;
