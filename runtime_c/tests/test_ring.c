@@ -221,8 +221,12 @@ static void test_repeat(int32_t kv_type) {
     check_repeated(s, 1, DEPTH);
     bn_cache_read(&other->cache, 0, BN_REPEATED + 5, now);
     CHECK(memcmp(kept, now, s->cache.parts[0].row) == 0); /* the copy is unchanged */
+    bn_session_free(other);
+    ok(bn_session_fork(s, &other)); /* with all that is held now */
     ok(bn_session_append(s, text, TEXT - DEPTH, BN_LOGITS_LAST, NULL));
+    ok(bn_session_append(other, text, TEXT - DEPTH, BN_LOGITS_LAST, NULL));
     CHECK(bn_session_logits(s) != NULL);
+    CHECK(memcmp(bn_session_logits(s), bn_session_logits(other), VOCAB * sizeof(float)) == 0);
     CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE); /* forgotten by the ring */
     bn_session_free(s);
     bn_session_free(other);
