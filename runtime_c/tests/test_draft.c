@@ -124,6 +124,43 @@ static void test_no_guess(void) {
     bn_session_free(s);
 }
 
+/* A guess depends on the token that it comes after. */
+static void test_after_a_token(void) {
+    int32_t guesses[4], n;
+    float confidences[2][4];
+    bn_session *s = session(TEXT, 0, BN_KV_F16);
+    ok(bn_session_append(s, text, 20, BN_LOGITS_LAST, NULL));
+    for (int32_t i = 0; i < 2; i++)
+        ok(bn_session_guess(s, NULL, 7 + i, 4, guesses, confidences[i], &n));
+    CHECK(confidences[0][0] != confidences[1][0]);
+    bn_session_free(s);
+}
+
+/* `allowed` has a row for the first token only, so none is guessed beyond it. */
+static void test_allowed(void) {
+    enum { MOST = 8, STEPS = 10 };
+    uint32_t all[MOST * ((VOCAB + 31) / 32)];
+    int32_t token = 7, chosen[MOST], n[2] = {0};
+    memset(all, 0xff, sizeof all);
+    for (int with = 0; with < 2; with++) {
+        const bn_sampler s = {.temperature = 5000, .top_p = 0.99f, .allowed = with ? all : NULL};
+        bn_entry e = {.session = session(TEXT, 0, BN_KV_F16),
+                      .tokens = &token,
+                      .n_tokens = 1,
+                      .most = MOST,
+                      .sampler = &s,
+                      .chosen = chosen};
+        ok(bn_session_append(e.session, text, 200, BN_LOGITS_LAST, NULL));
+        for (int step = 0; step < STEPS; step++, n[with] += e.n_chosen) {
+            model->timings = (bn_timings){0}; /* so that guesses are worth it */
+            ok(bn_step_batch(&e, 1));
+            token = chosen[e.n_chosen - 1];
+        }
+        bn_session_free(e.session);
+    }
+    CHECK_MSG(n[0] > STEPS && n[1] == STEPS, "%d and %d tokens", n[0], n[1]);
+}
+
 /* A draft follows a text that was made longer: the keys of its layers were copied, too. */
 static void test_repeated(void) {
     int32_t guesses[4], n;
@@ -143,6 +180,8 @@ int main(void) {
     begin(BN_MASK_CAUSAL, 0, 0);
     test_refusals();
     test_sharing();
+    test_after_a_token();
+    test_allowed();
     test_repeated();
     test_no_guess();
     end();
