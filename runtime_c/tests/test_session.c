@@ -87,9 +87,13 @@ static void test_no_logits(void) {
     ok(bn_session_append(s, tokens, 3, BN_LOGITS_NONE, NULL));
     CHECK(bn_session_logits(s) == NULL);
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    ok(bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL));
+    bn_entry e = {.session = s, .tokens = tokens, .n_tokens = 2};
+    ok(bn_step_batch(&e, 1));
+    CHECK(e.n_chosen == 0 && bn_session_logits(s) == NULL);
     *scale = NAN;
     CHECK_EQ(bn_session_append(s, tokens, 6, BN_LOGITS_ALL, NULL), BN_ERR_NUMERIC);
-    CHECK_EQ(bn_session_position(s), 12); /* one piece was computed */
+    CHECK_EQ(bn_session_position(s), 15); /* one piece was computed */
     CHECK(bn_session_logits(s) == NULL);
     *scale = was;
     bn_session_free(s);
