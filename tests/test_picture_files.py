@@ -133,8 +133,8 @@ def _json(record: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"image,caption\n0.png\n", "a.csv, line 2: expected 2 cells"),
-        (b"image,caption\n0.png,x,y\n", "a.csv, line 2: expected 2 cells"),
+        (b"image,caption\n0.png\n", "a.csv, line 2: has 1 cell, expected 2, one for each column of the first line"),
+        (b"image,caption\n0.png,x,y,z\n", "a.csv, line 2: has 4 cells, expected 2"),
         (b"image,title\n0.png,x\n", "a.csv, line 2: has 'image', 'title' and no text to learn; expected"),
         (b'image,caption\n0.png,"x\n', "a.csv is not a table of comma-separated values: unexpected end of data"),
         (b"image,caption\n0.png,\xff\n", "a.csv is not UTF-8"),

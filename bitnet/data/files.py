@@ -197,7 +197,12 @@ def rows_of(file: Path, column: str = "") -> Iterator[tuple[dict[str, str], str]
             for row in rows:
                 where = f"{file}, line {rows.line_num}"
                 if None in row or None in row.values():
-                    raise DataError(f"{where}: expected {len(rows.fieldnames or ())} cells")
+                    # DictReader puts surplus cells into a list under None, and None in the place of missing ones.
+                    cells = sum(len(cell) if isinstance(cell, list) else cell is not None for cell in row.values())
+                    raise DataError(
+                        f"{where}: has {cells} cell{'s' * (cells != 1)}, expected {len(rows.fieldnames or ())}, one "
+                        "for each column of the first line; put text that has commas in double quotes"
+                    )
                 yield row, where
         except UnicodeDecodeError:
             raise NotUTF8Error(f"{file} is not UTF-8; convert it or leave it out") from None
