@@ -37,7 +37,8 @@ def parse(text: str, path: str) -> dict[str, Any]:
         )
     for key, value in said.items():
         if key not in DEFAULTS:
-            raise ValueError(f"{path}: unknown key {key!r}" + (did_you_mean(key, [*DEFAULTS]) or "; it has no meaning"))
+            near = did_you_mean(key, [*DEFAULTS]) or f", expected some of {', '.join(DEFAULTS)}"
+            raise ValueError(f"{path}: unknown key {key!r}{near}")
         wanted = type(DEFAULTS[key])
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ValueError(f"{path}: {key} is {value!r}, expected {wanted.__name__}")
