@@ -162,6 +162,25 @@ def test_a_run_is_finetuned(runs: Runs, tmp_path: Path) -> None:
         assert begun.keys() == learnt.keys() and all(begun[key].equal(learnt[key]) for key in begun)
 
 
+@pytest.mark.parametrize(
+    ("name", "objective", "said"),
+    [
+        ("towers", (), "two towers of images and texts learn by contrastive alone; add --objective contrastive\n"),
+        (
+            "decoder",
+            ("--objective", "contrastive"),
+            "a decoder that sees images learns by next alone; leave --objective out\n",
+        ),
+    ],
+)
+def test_a_run_is_not_finetuned_by_another_objective(
+    name: str, objective: tuple[str, ...], said: str, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What to do is an option that `bitnet finetune` has: there are no presets."""
+    assert bitnet("finetune", runs[name][1], *objective, "--steps", "2", "--out", tmp_path / "run") == 1
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_records_that_do_not_fit_are_counted(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With 8 and with 4 tokens per image, records of two pictures are too long; a context in which no record fits is an
     error."""

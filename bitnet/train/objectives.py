@@ -129,10 +129,12 @@ def check(settings: Settings, config: ModelConfig) -> None:
         f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "
         "siglip-tiny and paligemma-tiny are to be trained)"
     )  # fmt: skip
+    given = bool(settings.source)  # finetune has no presets
     of_images = [
         (towers and objective != "contrastive", "two towers of images and texts learn by contrastive alone",
-         f"take that, or --preset paligemma-tiny for answers{shape}"),
+         "add --objective contrastive" if given else f"take that, or --preset paligemma-tiny for answers{shape}"),
         (decoder and objective != "next", "a decoder that sees images learns by next alone",
+         "leave --objective out" if given else
          f"take that, or --preset siglip-tiny to compare images with texts{shape}"),
     ]  # fmt: skip
     for wrong, found, advice in of_images + problems[objective]:
