@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 import bitnet as package
 import bitnet_export
@@ -101,6 +101,20 @@ def test_a_model_is_saved_loaded_and_exported(tmp_path: Path) -> None:
     assert not torch.equal(load(folder)[0](tokens), model(tokens))
     assert [path.name for path in folder.parent.iterdir()] == ["own"]  # no temporary files are left
     assert bitnet("finetune", folder, "--out", tmp_path / "tuned", "--data", __file__, "--steps", 1, "--batch", 2) == 0
+
+
+def test_a_model_of_vectors_is_saved_with_an_empty_tokenizer_and_exported(tmp_path: Path) -> None:
+    sizes = SIZES | {"vocab_size": 0, "tie_embeddings": False, "has_head": False, "pooling": "mean"}
+    model = Transformer(ModelConfig(**sizes, input="embeddings", mask="bidirectional"))
+    folder = save(model, Tokenizer(models.BPE()), tmp_path / "own")
+    report = export_checkpoint(folder, tmp_path / "own.bitnet", tokens=100)
+    assert report.text == "random tokens (the tokenizer gives none)"
+    vectors = np.random.default_rng(0).standard_normal((1, 5, model.config.dim), np.float32)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(vectors)).numpy()
+    with Model.load(tmp_path / "own.bitnet", threads=1, kv_type="f32") as engine, engine.session() as session:
+        found = session.embed_embeddings(vectors[0])
+    assert np.abs(found - wanted / np.linalg.norm(wanted)).max() < 1e-4
 
 
 def test_what_a_model_answers_with_goes_along(tmp_path: Path) -> None:

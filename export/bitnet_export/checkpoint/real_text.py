@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
-    then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
+    then the source of Python's standard library; random ids when the checkpoint's tokenizer gives none."""
     ids, source = _tokens(checkpoint, n)
     if token := checkpoint.config.image_token:
         ids[ids == token] = 0  # it would stand for a vector that is not there
@@ -25,8 +25,7 @@ def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     from bitnet.data import corpus, tokenizer
 
     if not checkpoint.has_tokenizer:
-        drawn = np.random.default_rng(0).integers(0, max(checkpoint.config.vocab_size, 1), n)
-        return drawn, "random tokens (the checkpoint has no tokenizer)"
+        return _drawn(checkpoint, n), "random tokens (the checkpoint has no tokenizer)"
     words = checkpoint.words
     try:
         start = [tokenizer.separator(words, checkpoint.generation)]
@@ -40,7 +39,13 @@ def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
             ids += start + words.encode(text, add_special_tokens=False).ids
             if len(ids) >= n:
                 break
+    if not ids:  # a model of vectors is saved with an empty tokenizer
+        return _drawn(checkpoint, n), "random tokens (the tokenizer gives none)"
     return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
+
+
+def _drawn(checkpoint: Checkpoint, n: int) -> NDArray[np.int64]:
+    return np.random.default_rng(0).integers(0, max(checkpoint.config.vocab_size, 1), n)
 
 
 def mask_token_of(checkpoint: Checkpoint) -> int:
