@@ -365,8 +365,12 @@ def test_models_of_vectors(tmp_path: Path) -> None:
     random_model(config.replace(has_head=False, vocab_size=0), tmp_path / "no words.bitnet")
     with Model.load(tmp_path / "no words.bitnet") as runtime, runtime.session(10) as session:
         for call in (lambda: session.append([1], "none"), lambda: session.embed([1]), lambda: runtime.embed([1])):
-            with pytest.raises(UnsupportedModelError, match="has no embedding of tokens: it takes vectors"):
+            with pytest.raises(UnsupportedModelError, match=r"it takes vectors, see .* and embed_embeddings"):
                 call()
+        with pytest.raises(UnsupportedModelError, match=r"it turns vectors into one, see Session\.embed_embeddings"):
+            runtime.generate("abc")
+        with pytest.raises(UnsupportedModelError, match="it takes vectors alone"):
+            runtime.embed_images([vectors.numpy()])
 
 
 def test_nothing_is_guessed_where_vectors_stand() -> None:

@@ -20,16 +20,18 @@ def require_head(model: ModelShape) -> None:
     require_text(model)
     if not model.has_head:
         verbs = ("embed", "similarity") if model.image else ("embed",)
-        raise UnsupportedModelError(
-            f"{model.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
-            "see " + " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
-        )
+        calls = " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
+        turns = f"it turns a text into a vector, see {calls}"
+        if not model.has_embedding:
+            turns = "it turns vectors into one, see Session.embed_embeddings"
+        raise UnsupportedModelError(f"{model.path.name} has no head, so it gives no logits and no text: {turns}")
 
 
 def require_images(model: ModelShape) -> ImageInfo:
     """Raises UnsupportedModelError if the model sees no images."""
     if model.image is None:
-        raise UnsupportedModelError(f"{model.path.name} sees no images, it takes text alone")
+        takes = "text" if model.has_embedding else "vectors"
+        raise UnsupportedModelError(f"{model.path.name} sees no images, it takes {takes} alone")
     return model.image
 
 
@@ -49,7 +51,8 @@ def require_embedding(model: ModelShape) -> None:
     require_text(model)
     if not model.has_embedding:
         raise UnsupportedModelError(
-            f"{model.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings"
+            f"{model.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings "
+            "and embed_embeddings"
         )
 
 
