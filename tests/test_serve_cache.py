@@ -85,7 +85,7 @@ def test_models_that_come_and_go_keep_their_texts(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_has_kept_its_texts(tmp_path: Path) -> None:
     """Written while it runs; what was written in part is dropped."""
     path, folder = small_model(tmp_path), tmp_path / "cache"
-    code = "from bitnet_serve import sessions; sessions.EVERY = 0.05; from bitnet_cli import main; main()"
+    code = "from bitnet_serve.models import sessions; sessions.EVERY = 0.05; from bitnet_cli import main; main()"
     words = [
         sys.executable,
         "-c",
