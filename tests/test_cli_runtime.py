@@ -62,7 +62,7 @@ def test_json(models: Path) -> None:
     found = json.loads(done.stdout)
     assert found["text"] == "Hello"
     assert (found["finish_reason"], found["seed"]) == ("stop", 3)
-    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4, "reasoning_tokens": 0}
     assert found["timings"]["generation_tokens_per_second"] > 0
 
 
