@@ -240,8 +240,9 @@ def test_a_signal_to_one_process_before_the_first_step(text: str, tmp_path: Path
 
 
 def outlives_the_store(argv: list[str]) -> int:
-    """Of two processes the first, which hosts the store, is gone at once; the second notices."""
+    """Of two processes the first, which hosts the store, is gone as soon as both are there; the second notices."""
     with parallel.joined():
+        torch.distributed.barrier()  # the second may still be about to meet the first, which would be another error
         if os.environ["RANK"] == "0":
             os._exit(3)
         parallel.wait_for_first()
