@@ -127,7 +127,7 @@ static bn_matmul next_matmul(bench *b, size_t rows, size_t tile_k) {
                        .panels = panels,
                        .k_tiles = k_tiles,
                        .q = b->q,
-                       .q_stride = bn_q_row(b->cols),
+                       .q_stride = bn_q_row(b->cols) | BN_Q_ALIGN,
                        .tokens = b->tokens};
 }
 
@@ -321,7 +321,7 @@ static void call_grouped(bench *b) {
                       .panels = BENCH_PANELS,
                       .k_tiles = k_tiles,
                       .q = b->q,
-                      .q_stride = bn_q_row(b->cols),
+                      .q_stride = bn_q_row(b->cols) | BN_Q_ALIGN,
                       .q_sums = b->acc,
                       .q_sums_stride = b->cols / BN_SCALE_GROUP_K,
                       .tokens = b->tokens});

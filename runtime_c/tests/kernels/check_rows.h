@@ -58,7 +58,7 @@ static void call_int8(bench *b) {
                                              .row_bytes = b->cols,
                                              .rows = b->rows,
                                              .q = b->q,
-                                             .q_stride = bn_q_row(b->cols),
+                                             .q_stride = bn_q_row(b->cols) | BN_Q_ALIGN,
                                              .q_sums = b->acc, /* any values */
                                              .tokens = b->tokens});
 }

@@ -4,13 +4,18 @@
  * by 16 rows over 64 columns: the work of 256 AVX-512-VNNI instructions in the time of 32.
  *
  * Four accumulator tiles, 2 token tiles × 2 panels, take turns, because an instruction waits 52
- * cycles for its own accumulator and 16 for a different one. Tiles can only be loaded from memory,
- * so codes pass through a buffer in L1. One core multiplies 3,080 G codes/s from registers and
- * 1,570 in these blocks, some 120 cycles per step instead of 64: activations come from L2, and the
- * sums are loaded and stored for each part of the columns. Slower alternatives on that machine
- * (family 6, model 167, 2 MB of L2, 128 tokens): parts of 14, 20 and 28 steps, 5 to 25 %;
- * prefetching activations one to four steps early, 2 to 7 %; a part of 8 or 16 panels at a time, 5
- * to 9 %; a step's four loads first, or its codes first, 8 %.
+ * cycles for its own accumulator and 16 for a different one. They stay in registers for all
+ * columns. Tiles can only be loaded from memory, so codes pass through a ring in L1, which is
+ * small, so that its stores always hit; activations come from L2.
+ *
+ * One core multiplies 3,100 G codes/s from registers and 1,590 here: some 125 cycles per step
+ * instead of 64. Of these, loading tiles costs about 13 with codes that are not zero, unpacking 15
+ * to 30, and the ends of a block the rest. Tried on that machine (family 6, model 167, 2 MB of L2;
+ * 128 tokens, 2560 columns), all slower: unpacking once for four token blocks, 10 steps at a time,
+ * sums kept in L2: 1,200; 20 or more steps at a time: 950, because stores to codes that have left
+ * L1 take 10 cycles each prefetching activations into L1 one to four steps early: 1,100 unpacking 5
+ * steps early instead of 3, or the next block's codes at the end of this one: the same no tile
+ * stored within a block (tile_codes.h, STRETCH): 1,210
  */
 #include "../kernels.h"
 
@@ -26,122 +31,73 @@
 
 /* AVX-512-VNNI multiplies up to this many tokens */
 enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4 };
-enum { PASS_TOKENS = 128 /* at a time: their activations stay in L2 */ };
 
-/* acc (+)= products of T token tiles and a part of P panels. unpacked: an earlier block has
- * unpacked the codes. */
-INLINE void multiply_block(int32_t *acc, size_t acc_stride, const int8_t *q, size_t q_stride,
-                           size_t apart, const code_part *w, const int unpacked, const int T,
-                           const int P) {
-    const size_t row = acc_stride * sizeof *acc;
-    int32_t *acc_1 = acc + apart * acc_stride;
-    const int8_t *q_1 = q + apart * q_stride;
-    const uint8_t *codes = w->codes;
-#define SUMS(tile, t, p, how)                                                                      \
-    if (t < T && p < P)                                                                            \
-        how(tile, (t ? acc_1 : acc) + p * BN_PANEL, row);
-#define EACH_SUM(how) SUMS(0, 0, 0, how) SUMS(1, 0, 1, how) SUMS(2, 1, 0, how) SUMS(3, 1, 1, how)
-#define CLEAR(tile, at, stride) tile_zero(tile)
-    if (w->first_step > 0) {
-        EACH_SUM(tile_load)
+/* Writes a token's sums of P panels from `panel` on: to acc or, unless `to` is NULL, scaled. The
+ * sums are in row `row` of each panel's tile. */
+INLINE void put_token(const bn_matmul *m, const bn_scaling *to, size_t token, size_t panel,
+                      int32_t (*tiles)[TILE_ROWS][BN_PANEL], size_t row, const int P) {
+    if (to) {
+        const token_scale of = scale_of(to, token);
+        for (size_t p = 0; p < (size_t)P; p++)
+            scale_panel(to, token, (panel + p) * BN_PANEL, sums_load(tiles[p][row]), of);
     } else {
-        EACH_SUM(CLEAR)
+        int32_t *acc = m->acc + token * m->acc_stride + panel * BN_PANEL;
+        for (size_t p = 0; p < (size_t)P; p++)
+            sums_store(acc + p * BN_PANEL, sums_load(tiles[p][row]));
     }
-    for (size_t s = 0; !unpacked && s < bn_min(EARLY, w->n_steps); s++)
-        unpack_step(w, s, (size_t)P);
-    for (size_t s = 0; s < w->n_steps; s++, codes += PAIR * TILE_SIZE, q += STEP_K, q_1 += STEP_K) {
-        if (!unpacked && s + EARLY < w->n_steps)
-            unpack_step(w, s + EARLY, (size_t)P);
-        multiply_step(q, q_1, q_stride, codes, T, P);
-    }
-    EACH_SUM(tile_store)
-#undef CLEAR
-#undef EACH_SUM
-#undef SUMS
 }
 
-/* row_bytes: bytes of an int8 row, 16 of which form a panel; 0: ternary codes. */
-INLINE void multiply_panels(const bn_matmul *m, size_t row_bytes, size_t panel, uint8_t *codes,
-                            const int P) {
-    const uint8_t *first = m->tiles + panel * m->panel_stride;
-    for (size_t i = 0; i < parts_of(m->k_tiles); i++) {
-        const code_part w = part_of(first, m->panel_stride, m->k_tiles, row_bytes, i, codes);
-        for (size_t b = 0; b < token_blocks(m->tokens); b++) {
-            const token_block at = token_block_of(m->tokens, b);
-            int32_t *acc = m->acc + at.first * m->acc_stride + panel * BN_PANEL;
-            const int8_t *q = m->q + at.first * m->q_stride + w.first_step * STEP_K;
-#define BLOCK(unpacked, T)                                                                         \
-    multiply_block(acc, m->acc_stride, q, m->q_stride, at.apart, &w, unpacked, T, P)
-            if (!at.two)
-                BLOCK(0, 1);
-            else if (b == 0)
-                BLOCK(0, 2);
-            else
-                BLOCK(1, 2);
+/* T token tiles times P panels, all columns. */
+INLINE void multiply_block(const bn_matmul *m, const bn_scaling *to, const code_panels *all,
+                           const token_block *at, size_t panel, size_t share, uint8_t *ring,
+                           const code_kind kind, const int T, const int P) {
+    const size_t size = tile_tokens(m->tokens);
+    const int8_t *q = m->q + at->first * m->q_stride;
+    code_source w = source_of(all, panel, ring, share, token_blocks(m->tokens), P);
+    _Alignas(64) block_sums sums_of;
+    if (to)
+        will_write(&w, to->y + at->first * to->y_stride + panel * BN_PANEL, to->y_stride,
+                   at->apart + size);
+    start_unpacking(&w, kind, P);
+    clear_sums();
+    multiply_steps(&w, 0, w.steps, q, q + at->apart * m->q_stride, m->q_stride, kind, T, P);
+    store_sums(sums_of, T, P);
+    for (size_t t = 0; t < at->apart + size; t++)
+        if (t < size)
+            put_token(m, to, at->first + t, panel, sums_of[0], t, P);
+        else
+            put_token(m, to, at->first + t, panel, sums_of[1], t - at->apart, P);
+}
+
+/* The product: sums in acc or, unless `to` is NULL, scaled outputs. row_bytes: of INT8_ROWS. */
+INLINE void multiply(const bn_matmul *m, const bn_scaling *to, size_t row_bytes,
+                     const code_kind kind) {
+    const code_panels all = {m->tiles, m->panel_stride, m->panels, m->k_tiles, row_bytes};
+    _Alignas(64) uint8_t ring[RING_AND_SPARE];
+    tiles_for(m->tokens);
+    for (size_t b = 0; b < token_blocks(m->tokens); b++) {
+        const token_block at = token_block_of(m->tokens, b);
+        for (size_t p = 0; p < m->panels; p += PAIR) {
+#define BLOCK(T, P) multiply_block(m, to, &all, &at, p, b, ring, kind, T, P)
+            EACH_SHAPE(BLOCK, at.two, p + PAIR <= m->panels)
 #undef BLOCK
         }
     }
-}
-
-/* At most PASS_TOKENS tokens. */
-static void multiply_tokens(const bn_matmul *m, size_t row_bytes) {
-    _Alignas(64) uint8_t codes[CODES_SIZE];
-    size_t p = 0;
-    tiles_for(m->tokens);
-    for (; p + PAIR <= m->panels; p += PAIR)
-        multiply_panels(m, row_bytes, p, codes, PAIR);
-    if (p < m->panels)
-        multiply_panels(m, row_bytes, p, codes, 1);
     tiles_release();
-}
-
-static size_t times_of(size_t tokens) {
-    return (tokens + PASS_TOKENS - 1) / PASS_TOKENS;
-}
-
-/* The tokens of pass i of n. */
-static bn_matmul tokens_of(const bn_matmul *m, size_t i, size_t n) {
-    const size_t first = m->tokens * i / n;
-    bn_matmul some = *m;
-    some.acc += first * m->acc_stride;
-    some.q += first * m->q_stride;
-    some.tokens = m->tokens * (i + 1) / n - first;
-    return some;
-}
-
-static void multiply_all(const bn_matmul *m, size_t row_bytes) {
-    const size_t n = times_of(m->tokens);
-    for (size_t i = 0; i < n; i++) {
-        const bn_matmul some = tokens_of(m, i, n);
-        multiply_tokens(&some, row_bytes);
-    }
 }
 
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens <= FEW)
         bn_avx512vnni.ternary_matmul(m);
     else
-        multiply_all(m, 0);
+        multiply(m, NULL, 0, TERNARY_CODES);
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
-    const size_t n = times_of(m->tokens);
-    if (m->tokens <= FEW) {
+    if (m->tokens <= FEW)
         bn_avx512vnni.ternary_scaled(m, a);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const size_t first = m->tokens * i / n;
-        const bn_matmul some = tokens_of(m, i, n);
-        bn_scaling of = *a;
-        of.y += first * a->y_stride;
-        of.acc += first * a->acc_stride;
-        of.q_sums = a->q_sums ? a->q_sums + first : NULL;
-        of.s += first;
-        of.tokens = some.tokens;
-        multiply_tokens(&some, 0);
-        scale_from(&of, 0);
-    }
+    else
+        multiply(m, a, 0, TERNARY_CODES);
 }
 
 static void trit_matmul(const bn_matmul *m) {
@@ -152,20 +108,10 @@ static void trit_matmul(const bn_matmul *m) {
 }
 
 static void ternary_grouped(const bn_grouped *m) {
-    const size_t n = times_of(m->tokens);
-    if (m->tokens <= FEW_OF_GROUPS) {
+    if (m->tokens <= FEW_OF_GROUPS)
         bn_avx512vnni.ternary_grouped(m);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const size_t first = m->tokens * i / n;
-        bn_grouped some = *m;
-        some.y += first * m->y_stride;
-        some.q += first * m->q_stride;
-        some.q_sums += first * m->q_sums_stride;
-        some.tokens = m->tokens * (i + 1) / n - first;
-        group_tokens(&some);
-    }
+    else
+        group_tokens(m);
 }
 
 /* Rows after the last whole panel go to AVX-512-VNNI. */
@@ -185,7 +131,7 @@ static void int8_rows(const bn_int8_rows *m) {
                            .q = m->q,
                            .q_stride = m->q_stride,
                            .tokens = m->tokens};
-    multiply_all(&all, m->row_bytes);
+    multiply(&all, NULL, m->row_bytes, INT8_ROWS);
     rest.acc += rows;
     rest.codes += rows * m->row_bytes;
     rest.rows -= rows;

@@ -39,6 +39,15 @@ INLINE vec scaled(const bn_scaling *a, size_t i, const float *y, sums acc, token
     return scaled_part(a, i, y, acc, of, LANES);
 }
 
+/* Outputs i to i + LANES - 1 of token t, or as many as there are. */
+INLINE void scale_panel(const bn_scaling *a, size_t t, size_t i, sums acc, token_scale of) {
+    float *y = a->y + t * a->y_stride + i;
+    if (i + LANES <= a->n)
+        vec_store(y, scaled(a, i, y, acc, of));
+    else if (i < a->n)
+        vec_store_first(y, scaled_part(a, i, y, acc, of, a->n - i), a->n - i);
+}
+
 /* Scales the outputs from `first` on. */
 INLINE void scale_from(const bn_scaling *all, size_t first) {
     const bn_scaling a = *all; /* local copy: stores cannot alias it */

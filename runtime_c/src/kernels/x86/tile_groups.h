@@ -8,83 +8,72 @@
 
 #include "tile_codes.h"
 
-/* y[t][r] = fma((float)(sums[t][r] - q_sums[t]), scales[r], y[t][r]), 16 rows. new: y starts at
- * 0. */
-INLINE void add_tile(float *y, size_t y_stride, const int32_t *sums_of, const int32_t *q_sums,
-                     size_t q_sums_stride, const uint16_t *scales, size_t tokens, int new) {
-    const vec scale = vec_widen(scales);
-    for (; tokens > 0; tokens--, y += y_stride, sums_of += BN_PANEL, q_sums += q_sums_stride) {
-        const vec before = new ? vec_zero() : vec_load(y);
-        vec_store(y, vec_fma(vec_from_int(sums_load(sums_of) - *q_sums), scale, before));
-    }
-}
+enum { SHARE = BN_SCALE_GROUP_K / STEP_K }; /* steps of a group */
 
-/* T token tiles times a part of P panels from `panel` on. unpacked: an earlier block has unpacked
- * the codes. */
-INLINE void group_block(const bn_grouped *m, size_t panel, const token_block *at,
-                        const code_part *w, const int unpacked, const int T, const int P) {
-    const size_t size = tile_tokens(m->tokens);
-    const size_t n_groups = shares_of(m->k_tiles);
-    const size_t overlap = T > 1 ? size - at->apart : 0; /* of the second tile with the first */
-    const int8_t *q = m->q + at->first * m->q_stride + w->first_step * STEP_K;
-    const int8_t *q_1 = q + at->apart * m->q_stride;
-    _Alignas(64) int32_t sums_of[4][TILE_ROWS * BN_PANEL];
-    for (size_t s = 0; !unpacked && s < bn_min(EARLY, w->n_steps); s++)
-        unpack_step(w, s, (size_t)P);
-    for (size_t s = 0; s < w->n_steps;) {
-        const size_t group = (w->first_step + s) / SHARE;
-        tile_zero(0);
-        tile_zero(1);
-        tile_zero(2);
-        tile_zero(3);
-        for (size_t end = bn_min(s + SHARE, w->n_steps); s < end; s++) {
-            if (!unpacked && s + EARLY < w->n_steps)
-                unpack_step(w, s + EARLY, (size_t)P);
-            multiply_step(q + s * STEP_K, q_1 + s * STEP_K, m->q_stride,
-                          w->codes + s * PAIR * TILE_SIZE, T, P);
-        }
-        tile_store(0, sums_of[0], TILE_COLUMNS);
-        tile_store(1, sums_of[1], TILE_COLUMNS);
-        tile_store(2, sums_of[2], TILE_COLUMNS);
-        tile_store(3, sums_of[3], TILE_COLUMNS);
+/* The outputs of a block: [token tile][token][panel][16 rows]. */
+typedef float block_outputs[PAIR][TILE_ROWS][PAIR][BN_PANEL];
+
+/* y = fma((float)(sum - q_sums[token]), scales[row], y) for a tile of tokens and P panels. first: y
+ * starts at 0. scales: of the first panel, the next one's lie `apart` behind. */
+INLINE void add_group(float (*y)[PAIR][BN_PANEL], int32_t (*sums_of)[TILE_ROWS][BN_PANEL],
+                      const int32_t *q_sums, size_t q_sums_stride, const uint16_t *scales,
+                      size_t apart, size_t tokens, const int first, const int P) {
+    vec scale[PAIR] = {vec_widen(scales)};
+    if (P > 1)
+        scale[1] = vec_widen(scales + apart);
+    for (size_t t = 0; t < tokens; t++, q_sums += q_sums_stride)
         UNROLL
-        for (size_t t = 0; t < (size_t)T; t++) {
-            const size_t skip = t ? overlap : 0, token = at->first + t * at->apart + skip;
-            UNROLL
-            for (size_t p = 0; p < (size_t)P; p++)
-                add_tile(m->y + token * m->y_stride + (panel + p) * BN_PANEL, m->y_stride,
-                         sums_of[2 * t + p] + skip * BN_PANEL,
-                         m->q_sums + token * m->q_sums_stride + group, m->q_sums_stride,
-                         m->scales + ((panel + p) * n_groups + group) * BN_PANEL, size - skip,
-                         group == 0);
-        }
+    for (size_t p = 0; p < (size_t)P; p++) {
+        const vec before = first ? vec_zero() : vec_load(y[t][p]);
+        const sums sum = sums_load(sums_of[p][t]) - *q_sums;
+        vec_store(y[t][p], vec_fma(vec_from_int(sum), scale[p], before));
     }
 }
 
-INLINE void group_panels(const bn_grouped *m, size_t panel, uint8_t *codes, const int P) {
-    const size_t stride = m->k_tiles * BN_TILE_BYTES;
-    for (size_t i = 0; i < parts_of(m->k_tiles); i++) {
-        const code_part w = part_of(m->tiles + panel * stride, stride, m->k_tiles, 0, i, codes);
-        for (size_t b = 0; b < token_blocks(m->tokens); b++) {
-            const token_block at = token_block_of(m->tokens, b);
-            if (!at.two)
-                group_block(m, panel, &at, &w, 0, 1, P);
-            else if (b == 0)
-                group_block(m, panel, &at, &w, 0, 2, P);
-            else
-                group_block(m, panel, &at, &w, 1, 2, P);
-        }
+/* T token tiles times P panels from `panel` on, all columns. */
+INLINE void group_block(const bn_grouped *m, const code_panels *all, const token_block *at,
+                        size_t panel, size_t share, uint8_t *ring, const int T, const int P) {
+    const size_t size = tile_tokens(m->tokens);
+    const int8_t *q = m->q + at->first * m->q_stride;
+    const int32_t *q_sums = m->q_sums + at->first * m->q_sums_stride;
+    code_source w = source_of(all, panel, ring, share, token_blocks(m->tokens), P);
+    const size_t groups = (w.steps + SHARE - 1) / SHARE;
+    const uint16_t *scales = m->scales + panel * groups * BN_PANEL;
+    _Alignas(64) block_sums sums_of;
+    _Alignas(64) block_outputs y;
+    will_write(&w, m->y + at->first * m->y_stride + panel * BN_PANEL, m->y_stride,
+               at->apart + size);
+    start_unpacking(&w, TERNARY_CODES, P);
+    for (size_t g = 0; g < groups; g++, q_sums++, scales += BN_PANEL) {
+        clear_sums();
+        multiply_steps(&w, g * SHARE, bn_min((g + 1) * SHARE, w.steps), q,
+                       q + at->apart * m->q_stride, m->q_stride, TERNARY_CODES, T, P);
+        store_sums(sums_of, T, P);
+        UNROLL
+        for (size_t t = 0; t < (size_t)T; t++)
+            add_group(y[t], sums_of[t], q_sums + t * at->apart * m->q_sums_stride, m->q_sums_stride,
+                      scales, groups * BN_PANEL, size, g == 0, P);
     }
+    for (size_t t = 0; t < (size_t)T; t++)
+        for (size_t r = 0; r < size; r++)
+            for (size_t p = 0; p < (size_t)P; p++)
+                vec_store(m->y + (at->first + t * at->apart + r) * m->y_stride +
+                              (panel + p) * BN_PANEL,
+                          vec_load(y[t][r][p]));
 }
 
 INLINE void group_tokens(const bn_grouped *m) {
-    _Alignas(64) uint8_t codes[CODES_SIZE];
-    size_t p = 0;
+    const code_panels all = {m->tiles, m->k_tiles * BN_TILE_BYTES, m->panels, m->k_tiles, 0};
+    _Alignas(64) uint8_t ring[RING_AND_SPARE];
     tiles_for(m->tokens);
-    for (; p + PAIR <= m->panels; p += PAIR)
-        group_panels(m, p, codes, PAIR);
-    if (p < m->panels)
-        group_panels(m, p, codes, 1);
+    for (size_t b = 0; b < token_blocks(m->tokens); b++) {
+        const token_block at = token_block_of(m->tokens, b);
+        for (size_t p = 0; p < m->panels; p += PAIR) {
+#define BLOCK(T, P) group_block(m, &all, &at, p, b, ring, T, P)
+            EACH_SHAPE(BLOCK, at.two, p + PAIR <= m->panels)
+#undef BLOCK
+        }
+    }
     tiles_release();
 }
 
