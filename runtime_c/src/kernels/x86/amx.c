@@ -10,12 +10,14 @@
  *
  * One core multiplies 3,100 G codes/s from registers and 1,590 here: some 125 cycles per step
  * instead of 64. Of these, loading tiles costs about 13 with codes that are not zero, unpacking 15
- * to 30, and the ends of a block the rest. Tried on that machine (family 6, model 167, 2 MB of L2;
- * 128 tokens, 2560 columns), all slower: unpacking once for four token blocks, 10 steps at a time,
- * sums kept in L2: 1,200; 20 or more steps at a time: 950, because stores to codes that have left
- * L1 take 10 cycles each prefetching activations into L1 one to four steps early: 1,100 unpacking 5
- * steps early instead of 3, or the next block's codes at the end of this one: the same no tile
- * stored within a block (tile_codes.h, STRETCH): 1,210
+ * to 30, and the ends of a block the rest. Slower on that machine (family 6, model 167, 2 MB of L2;
+ * 128 tokens, 2560 columns):
+ *   1,200: unpacking 10 steps at once for all tokens, sums kept in L2 meanwhile
+ *     950: 20 steps or more at once: a store to codes that have left L1 takes 10 cycles
+ *   1,100: prefetching activations into L1 one to four steps early
+ *   1,210: no tile stored within a block (tile_codes.h, STRETCH)
+ * Unpacking 5 steps early instead of 3 changes nothing, nor does beginning with the next block's
+ * codes at the end of this one.
  */
 #include "../kernels.h"
 
@@ -69,10 +71,9 @@ INLINE void multiply_block(const bn_matmul *m, const bn_scaling *to, const code_
             put_token(m, to, at->first + t, panel, sums_of[1], t - at->apart, P);
 }
 
-/* The product: sums in acc or, unless `to` is NULL, scaled outputs. row_bytes: of INT8_ROWS. */
-INLINE void multiply(const bn_matmul *m, const bn_scaling *to, size_t row_bytes,
-                     const code_kind kind) {
-    const code_panels all = {m->tiles, m->panel_stride, m->panels, m->k_tiles, row_bytes};
+/* The product: sums in acc or, unless `to` is NULL, scaled outputs. */
+INLINE void multiply(const bn_matmul *m, const bn_scaling *to, const code_kind kind) {
+    const code_panels all = {m->tiles, m->panel_stride, m->panels, m->k_tiles};
     _Alignas(64) uint8_t ring[RING_AND_SPARE];
     tiles_for(m->tokens);
     for (size_t b = 0; b < token_blocks(m->tokens); b++) {
@@ -90,14 +91,14 @@ static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens <= FEW)
         bn_avx512vnni.ternary_matmul(m);
     else
-        multiply(m, NULL, 0, TERNARY_CODES);
+        multiply(m, NULL, TERNARY_CODES);
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
     if (m->tokens <= FEW)
         bn_avx512vnni.ternary_scaled(m, a);
     else
-        multiply(m, a, 0, TERNARY_CODES);
+        multiply(m, a, TERNARY_CODES);
 }
 
 static void trit_matmul(const bn_matmul *m) {
@@ -131,7 +132,7 @@ static void int8_rows(const bn_int8_rows *m) {
                            .q = m->q,
                            .q_stride = m->q_stride,
                            .tokens = m->tokens};
-    multiply(&all, NULL, m->row_bytes, INT8_ROWS);
+    multiply(&all, NULL, INT8_ROWS);
     rest.acc += rows;
     rest.codes += rows * m->row_bytes;
     rest.rows -= rows;

@@ -28,13 +28,12 @@ enum {
 
 typedef enum code_kind { TERNARY_CODES, INT8_ROWS } code_kind;
 
-/* The codes of a product. */
+/* The codes of a product. 16 int8 rows form a panel. */
 typedef struct code_panels {
     const uint8_t *first;
     size_t stride; /* bytes from one panel to the next */
     size_t panels;
-    size_t k_tiles;   /* weight tiles of a panel; int8: columns / 16 */
-    size_t row_bytes; /* of an int8 row, 16 of which form a panel */
+    size_t k_tiles; /* weight tiles of a panel; int8: columns / 16 */
 } code_panels;
 
 /* The codes of one or two panels, and what is prefetched meanwhile. */
@@ -43,7 +42,6 @@ typedef struct code_source {
     size_t stride;        /* to the second */
     size_t k_tiles;       /* weight tiles of a panel; int8: columns / 16 */
     size_t steps;
-    size_t row_bytes;     /* of an int8 row, 16 of which form a panel */
     uint8_t *ring;        /* unpacked codes, [step % RING][panel][TILE_SIZE], and a spare tile */
     const uint8_t *ahead; /* what to prefetch at the next step */
     size_t ahead_lines;   /* how many cache lines of it */
@@ -64,7 +62,6 @@ INLINE code_source source_of(const code_panels *all, size_t panel, uint8_t *ring
                          .stride = all->stride,
                          .k_tiles = all->k_tiles,
                          .steps = steps,
-                         .row_bytes = all->row_bytes,
                          .ring = ring,
                          .ahead =
                              panels + all->panels * all->stride + lines * i / n * BN_TILE_BYTES,
@@ -124,7 +121,7 @@ INLINE void unpack_step(const code_source *w, size_t step, const code_kind kind,
         uint8_t *to = w->ring + (step % RING * PAIR + p) * TILE_SIZE;
         const uint8_t *panel = w->panel + p * w->stride;
         if (kind == INT8_ROWS)
-            unpack_rows(to, panel + step * STEP_K, w->row_bytes);
+            unpack_rows(to, panel + step * STEP_K, w->stride / BN_PANEL);
         else if (left >= STEP_TILES)
             unpack_tiles(to, panel + step * STEP_TILES * BN_TILE_BYTES, STEP_TILES);
         else

@@ -21,12 +21,13 @@ INLINE void add_group(float (*y)[PAIR][BN_PANEL], int32_t (*sums_of)[TILE_ROWS][
     vec scale[PAIR] = {vec_widen(scales)};
     if (P > 1)
         scale[1] = vec_widen(scales + apart);
-    for (size_t t = 0; t < tokens; t++, q_sums += q_sums_stride)
+    for (size_t t = 0; t < tokens; t++, q_sums += q_sums_stride) {
         UNROLL
-    for (size_t p = 0; p < (size_t)P; p++) {
-        const vec before = first ? vec_zero() : vec_load(y[t][p]);
-        const sums sum = sums_load(sums_of[p][t]) - *q_sums;
-        vec_store(y[t][p], vec_fma(vec_from_int(sum), scale[p], before));
+        for (size_t p = 0; p < (size_t)P; p++) {
+            const vec before = first ? vec_zero() : vec_load(y[t][p]);
+            const sums sum = sums_load(sums_of[p][t]) - *q_sums;
+            vec_store(y[t][p], vec_fma(vec_from_int(sum), scale[p], before));
+        }
     }
 }
 
@@ -63,7 +64,7 @@ INLINE void group_block(const bn_grouped *m, const code_panels *all, const token
 }
 
 INLINE void group_tokens(const bn_grouped *m) {
-    const code_panels all = {m->tiles, m->k_tiles * BN_TILE_BYTES, m->panels, m->k_tiles, 0};
+    const code_panels all = {m->tiles, m->k_tiles * BN_TILE_BYTES, m->panels, m->k_tiles};
     _Alignas(64) uint8_t ring[RING_AND_SPARE];
     tiles_for(m->tokens);
     for (size_t b = 0; b < token_blocks(m->tokens); b++) {
