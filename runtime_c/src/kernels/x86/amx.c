@@ -28,11 +28,12 @@
 #define REGISTER_BITS 512
 #include "amx.h"
 #include "scale.h"
+#include "tile_cache.h"
 #include "tile_groups.h"
 #include "trits.h"
 
-/* AVX-512-VNNI multiplies up to this many tokens */
-enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4 };
+/* AVX-512-VNNI multiplies up to this many tokens, or queries */
+enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4, FEW_QUERIES = 4 };
 
 /* Writes a token's sums of P panels from `panel` on: to acc or, unless `to` is NULL, scaled. The
  * sums are in row `row` of each panel's tile. */
@@ -140,6 +141,28 @@ static void int8_rows(const bn_int8_rows *m) {
         bn_avx512vnni.int8_rows(&rest);
 }
 
+static void qk_int8(const bn_qk *a) {
+    if (a->n_q <= FEW_QUERIES || a->head_dim % STEP_K != 0)
+        bn_avx512vnni_int8.qk(a);
+    else
+        qk_tiles(a);
+}
+
+/* Keys after the last 64 go to AVX-512-VNNI. */
+static void pv_int8(const bn_pv *a) {
+    bn_pv whole = *a, rest = *a;
+    whole.keys = a->keys / TILE_COLUMNS * TILE_COLUMNS;
+    if (a->n_q <= FEW_QUERIES || a->head_dim % STEP_K != 0)
+        whole.keys = 0;
+    if (whole.keys > 0)
+        pv_tiles(&whole);
+    rest.v = (const int8_t *)a->v + whole.keys * a->head_dim;
+    rest.codes += 2 * whole.keys;
+    rest.keys -= whole.keys;
+    if (rest.keys > 0)
+        bn_avx512vnni_int8.pv(&rest);
+}
+
 /* Four accumulators in turn, as in multiply_block; a round takes about as long as in other
  * tiers. */
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
@@ -170,6 +193,9 @@ int bn_kernels_amx(bn_kernels *table) {
     table->products.ternary_grouped = ternary_grouped;
     table->products.int8_rows = int8_rows;
     table->products.int8_peak = int8_peak;
+    table->attention[BN_KV_INT8].qk = qk_int8;
+    table->attention[BN_KV_INT8].pv = pv_int8;
+    table->attention[BN_KV_K4V8].pv = pv_int8;
     return 1;
 }
 

@@ -106,6 +106,8 @@ const bn_product_kernels bn_avx512vnni = {.ternary_matmul = ternary_matmul,
                                           .ternary_grouped = ternary_grouped,
                                           .int8_rows = int8_rows};
 
+const bn_attention_kernels bn_avx512vnni_int8 = {.qk = qk_int8, .pv = pv_int8};
+
 int bn_kernels_avx512vnni(bn_kernels *table) {
     set_products(table);
     set_float_kernels(table);

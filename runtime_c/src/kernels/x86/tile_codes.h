@@ -179,14 +179,15 @@ INLINE void tiles_for(size_t tokens) {
 }
 
 /* Adds the products of a step, T token tiles times P panels, as signed bytes (which ternary codes
- * are too). q, q_1: activations of the token tiles. */
+ * are too). q, q_1: activations of the token tiles. apart: bytes from the first panel's codes to
+ * the second's. */
 INLINE void multiply_step(const int8_t *q, const int8_t *q_1, size_t q_stride, const uint8_t *codes,
-                          const int T, const int P) {
+                          size_t apart, const int T, const int P) {
     tile_load(4, q, q_stride);
     tile_load(6, codes, TILE_COLUMNS);
     tile_dot(0, 4, 6);
     if (P > 1) {
-        tile_load(7, codes + TILE_SIZE, TILE_COLUMNS);
+        tile_load(7, codes + apart, TILE_COLUMNS);
         tile_dot(1, 4, 7);
     }
     if (T > 1) {
@@ -235,7 +236,7 @@ INLINE void multiply_steps(code_source *w, size_t first, size_t end, const int8_
     for (size_t s = first; s < end; s++) {
         prefetch_share(w, s, P);
         multiply_step(q + s * STEP_K, q_1 + s * STEP_K, q_stride,
-                      w->ring + s % RING * PAIR * TILE_SIZE, T, P);
+                      w->ring + s % RING * PAIR * TILE_SIZE, TILE_SIZE, T, P);
         if (s % STRETCH == STRETCH - 1)
             tile_store(4, w->ring + RING_SIZE, TILE_COLUMNS); /* for nobody: see STRETCH */
         if (s + LEAD < w->steps)
