@@ -435,6 +435,7 @@ def test_other_factors_are_refused(wrong, tmp_path):
             {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 256},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
         ),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),  # context_length
     ],
 )
 def test_rope_scaling(keys, hf, tmp_path):

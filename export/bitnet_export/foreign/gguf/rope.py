@@ -42,9 +42,12 @@ def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
         raise SourceError(f"{scaling}factor is {factor}, expected at least 1")
     if (more := file.value(scaling + "yarn_log_multiplier", float, 0.0)) != 0:
         raise SourceError(f"{scaling}yarn_log_multiplier is {more}, expected no such key")
-    context = file.value(scaling + "original_context_length", int)
+    original = scaling + "original_context_length"
+    if original not in file.metadata:  # as in llama.cpp
+        original = f"{arch}.context_length"
+    context = file.value(original, int)
     if not 1 <= context <= 1 << 24:
-        raise SourceError(f"{scaling}original_context_length is {context}, expected 1 to {1 << 24}")
+        raise SourceError(f"{original} is {context}, expected 1 to {1 << 24}")
     return {
         "rope_theta": theta,
         "rope_scaling": "yarn",
