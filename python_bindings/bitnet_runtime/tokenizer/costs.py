@@ -11,35 +11,23 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bitnet_runtime.tokenizer import expressions as known
 from bitnet_runtime.tokenizer.definitions import LONGEST_ADDED, STEPS, model_texts, steps
 
 MOST_ADDED, MOST_ADDED_TEXT = 1 << 16, 1 << 20  # tokens, and characters of all of them
 GROWTH = 16  # times a text may grow on its way to the model, by what the file says; 12 with SentencePiece's ▁
 MOST_DECODED = 1 << 14  # bytes of a token's text; a growth of 16 with tokens of 1 KB
 
-_CASED, _UNCASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_WORD, _OTHER, _SPACES = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n]*|", r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = rf"{_SUFFIX}|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}|{_OTHER}{_SPACES}"
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
-_QWEN35 = rf"{_SUFFIX}|{_WORD}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
-_O200K = "".join(
-    f"{_WORD}{_CASED}{first}{_UNCASED}{second}{_SUFFIX}?|" for first, second in (("*", "+"), ("+", "*"))
-) + (r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES)
-_TEKKEN = _O200K.replace(f"{_SUFFIX}?", "").replace("{1,3}", "")
-_DEEPSEEK3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
-)
+_CASELESS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 
 LINEAR = frozenset(
     {
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
-        _LLAMA3, _QWEN2, _QWEN35, _O200K, _TEKKEN, _DEEPSEEK3,
-        *(each.replace(_SUFFIX, "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
-          for each in (_LLAMA3, _QWEN2, _QWEN35)),
-        "[一-龥\u3040-ゟ゠-ヿ]+", r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"\p{N}", r"\p{N}+",
-        r"[\p{P}\$\+<=>\^~\|]+", " {2,}", " ", r"\s+",
+        known.GPT2, known.LLAMA3, known.QWEN2, known.QWEN35, known.UFAKZEKA, known.MINICPM5, known.SEED_CODER,
+        known.BAILING, known.EXAONE_MOE, known.JAIS2, known.O200K, known.TEKKEN, known.YOUTU, known.KIMI_K2,
+        known.DEEPSEEK3, known.SPARK, known.BLOOM, known.KANA, known.CJK, known.DEEPSEEK_CJK,
+        *(each.replace(known.SUFFIX, _CASELESS) for each in (known.LLAMA3, known.QWEN2, known.QWEN35)),
+        r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"\p{N}", r"\p{N}+", r"\s?\p{L}+", r"\s?\p{P}+", r"[\r\n]", r"[^\n]+|[\n]+",
+        r"[\p{P}\$\+<=>\^~\|]+", " {2,}", " ", r"\s+", *known.CHAMELEON,
         r"[^\r\n\p{L}\p{N}_]?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*[\r\n]+[ \t]*|\s+",  # bitnet train
     }
 )  # fmt: skip

@@ -1,16 +1,13 @@
 """The tokenizer in the metadata of a GGUF file, as one of the `tokenizers` library.
 
-Keys and their meaning: docs/gguf.md of ggml and llama.cpp's src/llama-vocab.cpp. The regular expressions
-that split text are those of the published tokenizer.json files (Meta Llama 3, Qwen 2, Falcon 7B), for which
-llama.cpp has equivalent ones; "default" exists only in llama.cpp.
+Keys and their meaning: docs/gguf.md of ggml and llama.cpp's src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from bitnet.data.tokenizer import LLAMA_PIECES
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import (
     BYTE,
@@ -24,47 +21,9 @@ from bitnet_export.foreign.vocabulary import (
 )
 from bitnet_export.foreign.vocabulary import ENDS as NAMED_ENDS
 
+from .splits import PRE
+
 T = TypeVar("T", str, int, float)
-
-_QWEN2 = LLAMA_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def _split(expression: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-
-
-def _bytes(words: bool) -> dict[str, Any]:
-    """Bytes to letters. words: whether to split as GPT-2 does first."""
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
-
-
-class _Pre(NamedTuple):
-    """The rules of a name in tokenizer.ggml.pre."""
-
-    steps: Sequence[dict[str, Any]]
-    nfc: bool = False
-    ignore_merges: bool = False  # a piece that is in the vocabulary is one token
-    add_bos: bool = False  # default, if the file does not say
-
-
-_LLAMA3_PRE = _Pre([_split(LLAMA_PIECES), _bytes(False)], ignore_merges=True, add_bos=True)
-_THREES = _split("[0-9][0-9][0-9]")
-PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), _LLAMA3_PRE) | {
-    "qwen2": _Pre([_split(_QWEN2), _bytes(False)], nfc=True),
-    "gpt-2": _Pre([_bytes(True)]),
-    "olmo": _Pre([_bytes(True)], nfc=True),  # of GPT-NeoX, as in TriLM
-    "smollm": _Pre([{"type": "Digits", "individual_digits": True}, _bytes(True)]),
-    "falcon": _Pre(
-        [
-            {"type": "Punctuation", "behavior": "Contiguous"},
-            _bytes(True),
-            {"type": "Digits", "individual_digits": False},
-            _THREES,
-        ]
-    ),
-    "default": _Pre([_split(r"[\p{P}\$\+<=>\^~\|]+"), _split(_GPT2), _split(r"\p{N}+"), _THREES, _bytes(False)]),
-}
 
 _TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
 """Tokens that identify a vocabulary without tokenizer.ggml.pre, and the rules it was trained with."""
@@ -152,7 +111,10 @@ class _Reading:
         name = self.metadata.get("tokenizer.ggml.pre")
         if name is not None:
             if type(name) is not str or name not in PRE:
-                raise SourceError(f"tokenizer.ggml.pre is {name!a:.80}, expected one of {', '.join(PRE)}")
+                raise SourceError(
+                    f"tokenizer.ggml.pre is {name!a:.80}, expected one of {', '.join(PRE)}; how a text is cut by "
+                    f"another name is not known: convert the Hugging Face folder of the model, which says it"
+                )
             return name
         known = set(self.tokens)
         for token, pre in _TOLD_BY.items():

@@ -1,8 +1,7 @@
 """A tokenizer of the `tokenizers` library as the vocabulary of a GGUF file.
 
 GGUF specifies how text is split into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`. The name is
-found by comparing the rules; a tokenizer with other rules is refused. `tokenizer`, the inverse of this module,
-defines the names.
+found by comparing the rules; a tokenizer with other rules is refused. The inverse of this module is `tokenizer`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
 from .output import Value
-from .tokenizer import ENDS, PRE
+from .splits import PRE
+from .tokenizer import ENDS
 
 _ONLY_IDS = "write the file for token ids (--no-tokenizer)"
 
@@ -158,7 +158,7 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
     names = [name for name, known in PRE.items() if _cuts(known.steps) == steps]
     nfc = any(step["type"] == "NFC" for step in _parts(rules.get("normalizer"), "normalizers"))
-    pre = next((name for name in names if PRE[name].nfc == nfc), names[0] if names else "")
+    pre = next((name for name in names if PRE[name].nfc or not nfc), names[0] if names else "")
     problems = [] if pre else [f"cuts text by {', then '.join(steps) or 'nothing'}, llama.cpp has no name for this"]
     ignores = bool(rules["model"].get("ignore_merges"))
     if pre and ignores != PRE[pre].ignore_merges and (word := _spelt_otherwise(rules)):
