@@ -18,6 +18,7 @@ from bitnet.data import tokenizer as built_in
 from bitnet.presets import PRESETS
 from bitnet_export import PackedFile
 from bitnet_export.convert.incoming import open_source
+from bitnet_export.foreign.gguf.splits import PRE
 from bitnet_export.foreign.gguf.tokenizer import tokenizer_of
 from bitnet_export.foreign.gguf.tokens import vocabulary
 from bitnet_export.foreign.gguf.write import write_gguf
@@ -70,6 +71,15 @@ def test_a_byte_level_vocabulary(steps: tuple[Any, ...], pre: str) -> None:
     assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"]) == ("gpt2", pre)
     assert keys["tokenizer.ggml.eos_token_id"] == keys["tokenizer.ggml.bos_token_id"] == 259
     assert keys["tokenizer.ggml.add_bos_token"] is True
+
+
+def test_a_rule_that_llama_cpp_follows_in_part_is_noted() -> None:
+    for name, noted in (("gpt-4o", "only before ASCII ones"), ("kimi-k2", "々"), ("deepseek-v3", None)):
+        notes: list[str] = []
+        steps = [split(step["pattern"]["Regex"]) for step in PRE[name].steps if step["type"] == "Split"]
+        keys = vocabulary(byte_level(*steps).to_str().encode(), 260, {"eos_token_ids": [259]}, notes)
+        assert keys["tokenizer.ggml.pre"] == name
+        assert len(notes) == (noted is not None) and (noted or "") in "".join(notes)
 
 
 def test_the_words_of_gpt_2_with_nfc_are_olmos() -> None:

@@ -129,6 +129,15 @@ def test_hostile_metadata(key: str, value: Any, message: str) -> None:
         of_gguf(as_gguf("gpt-2") | {f"tokenizer.ggml.{key}": value})
 
 
+def test_gguf_without_merges() -> None:
+    """As Kimi-K2's may be; an empty array is that of a tokenizer without merges."""
+    metadata = {key: value for key, value in as_gguf("gpt-2").items() if key != "tokenizer.ggml.merges"}
+    with pytest.raises(SourceError, match=r"no key tokenizer\.ggml\.merges, .* of one byte; convert the model again"):
+        of_gguf(metadata)
+    ours = runtime(*of_gguf(metadata | {"tokenizer.ggml.merges": []})[::2])
+    assert len(ours.encode("the é")) == 6
+
+
 def test_gguf_without_types_and_scores() -> None:
     """Byte-level tokens are recognized by their names; SentencePiece's cannot be."""
     metadata = {key: value for key, value in as_gguf("llama-bpe").items() if key != "tokenizer.ggml.token_type"}

@@ -23,7 +23,7 @@ _CASELESS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 LINEAR = frozenset(
     {
         known.GPT2, known.LLAMA3, known.QWEN2, known.QWEN35, known.UFAKZEKA, known.MINICPM5, known.SEED_CODER,
-        known.BAILING, known.EXAONE_MOE, known.JAIS2, known.O200K, known.TEKKEN, known.YOUTU, known.KIMI_K2,
+        known.BAILING, known.EXAONE_MOE, known.O200K, known.TEKKEN, known.YOUTU, known.KIMI_K2,
         known.DEEPSEEK3, known.SPARK, known.BLOOM, known.KANA, known.CJK, known.DEEPSEEK_CJK,
         *(each.replace(known.SUFFIX, _CASELESS) for each in (known.LLAMA3, known.QWEN2, known.QWEN35)),
         r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"\p{N}", r"\p{N}+", r"\s?\p{L}+", r"\s?\p{P}+", r"[\r\n]", r"[^\n]+|[\n]+",

@@ -1,12 +1,8 @@
 """How text is cut into the pieces that BPE works on, by the names that GGUF has for it: `tokenizer.ggml.pre`.
 
 The names, and which of them share a rule, are those of llama.cpp's src/llama-vocab.cpp. A rule is the one that
-the tokenizer.json of the model has, or the code it is published with, where that is known; llama.cpp follows it
-by expressions for std::regex, or by functions, which differ in places:
-
-- tekken, gpt-4o: only ASCII letters have a case there, and a combining mark is no letter.
-- tiny_aya: digits are counted off in threes there whatever follows; in the model, only where no letter does.
-- kimi-k2: Han is what is in blocks of ideographs there; 々 and 〇 are not.
+the tokenizer.json of the model has, or the code it is published with, where that is known. llama.cpp follows it
+by functions and by expressions for std::regex; where they are known to cut otherwise, `Pre.differs` says so.
 
 Normalization to NFC, of which llama.cpp has none, is that of the models whose tokenizer.json is known to have it.
 
@@ -47,10 +43,15 @@ class Pre(NamedTuple):
     nfc: bool = False
     ignore_merges: bool = False  # a piece that is in the vocabulary is one token
     add_bos: bool = False  # default, if the file does not say
+    differs: str = ""  # what of it llama.cpp has not
 
 
-def _pieces(*expressions: str, **more: bool) -> Pre:
+def _pieces(*expressions: str, **more: Any) -> Pre:
     return Pre([*_split(*expressions), _bytes(False)], **more)
+
+
+_CASE = "words are cut before capital letters, there only before ASCII ones"
+_NO_CASE = "words are cut before capital letters, there they are not"
 
 
 _RULES: dict[str, Pre] = {
@@ -73,12 +74,14 @@ _RULES: dict[str, Pre] = {
     "olmo mpt modern-bert": Pre([_bytes(True)], nfc=True),  # olmo: of GPT-NeoX, as in TriLM
     "smollm starcoder refact codeshell exaone minerva-7b mellum2": Pre([_DIGITS, _bytes(True)]),
     "command-r": Pre([_DIGITS, _bytes(True)], nfc=True),
-    "tekken": _pieces(known.TEKKEN, ignore_merges=True, add_bos=True),
-    "gpt-4o llama4 kanana2 talkie minimax-m2": _pieces(known.O200K),
-    "granite-embed-multi-97m": _pieces(known.O200K, ignore_merges=True),
-    "tiny_aya cohere2moe": _pieces(r"\d{1,3}(?=(?:\d{3})*\b)", known.O200K),
-    "youtu": _pieces(known.CJK, known.YOUTU, ignore_merges=True),
-    "kimi-k2": _pieces(known.KIMI_K2),
+    "tekken": _pieces(known.TEKKEN, ignore_merges=True, add_bos=True, differs=_CASE),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": _pieces(known.O200K, differs=_CASE),
+    "granite-embed-multi-97m": _pieces(known.O200K, ignore_merges=True, differs=_CASE),
+    "tiny_aya cohere2moe": _pieces(
+        r"\d{1,3}(?=(?:\d{3})*\b)", known.O200K, differs=f"{_NO_CASE}, and digits are counted off before letters too"
+    ),
+    "youtu": _pieces(known.CJK, known.YOUTU, ignore_merges=True, differs=_NO_CASE),
+    "kimi-k2": _pieces(known.KIMI_K2, differs="々 and 〇 are Han, there they are not"),
     "deepseek-coder": Pre([*_split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", known.DEEPSEEK_CJK), _DIGITS, _bytes(False)]),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _pieces(r"\p{N}{1,3}", known.KANA, known.DEEPSEEK3),
     "spark2_5": _pieces(r"\p{N}{1,3}", known.KANA, known.SPARK, r"\p{N}"),

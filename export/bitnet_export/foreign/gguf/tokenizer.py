@@ -76,6 +76,11 @@ class _Reading:
     def _byte_level(self) -> bytes:
         name = self._pre()
         pre = PRE[name]
+        if "tokenizer.ggml.merges" not in self.metadata:
+            raise SourceError(
+                "metadata has no key tokenizer.ggml.merges, without which all tokens of a text would be of one byte; "
+                "convert the model again with a newer converter, or from the Hugging Face folder"
+            )
         merges = [self._merge(merge) for merge in self._array("merges", str)]
         words = self._words(pre.add_bos, f"for tokenizer.ggml.pre = {name}")
         return byte_level(words, merges, pre.steps, nfc=pre.nfc, ignore_merges=pre.ignore_merges)

@@ -51,7 +51,7 @@ def vocabulary(
         if model["type"] != "BPE":
             raise ValueError(f"the tokenizer is a {model['type']} model; llama.cpp's vocabularies are BPE")
         tokens, types = _tokens(model, added, vocab_size)
-        keys = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens, notes)
+        keys = _byte_level(rules, notes) if _is_byte_level(rules) else _sentencepiece(rules, tokens, notes)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
     keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
@@ -154,7 +154,7 @@ def _is_byte_level(rules: Mapping[str, Any]) -> bool:
     return any(step["type"] == "ByteLevel" for step in _parts(rules.get("pre_tokenizer"), "pretokenizers"))
 
 
-def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
+def _byte_level(rules: Mapping[str, Any], notes: list[str]) -> dict[str, Value]:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
     names = [name for name, known in PRE.items() if _cuts(known.steps) == steps]
     nfc = any(step["type"] == "NFC" for step in _parts(rules.get("normalizer"), "normalizers"))
@@ -172,6 +172,8 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
             problems.append(f"normalizes text by {step['type']}, {theirs} does not")
     if problems:
         raise ValueError(f"the tokenizer {' and '.join(problems)}; {_ONLY_IDS}")
+    if PRE[pre].differs:
+        notes.append(f"some texts have other tokens in llama.cpp: {PRE[pre].differs}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
