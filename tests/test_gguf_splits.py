@@ -117,10 +117,11 @@ def isolated(expression: str, piece: str) -> Iterator[str]:
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """Of a GGUF vocabulary of single bytes."""
+    """Of a GGUF vocabulary of single bytes, the token "ab", which no merge makes, and a start token."""
     metadata = {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [],
-        "tokenizer.ggml.tokens": sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "tokenizer.ggml.tokens": [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|start|>"],
+        "tokenizer.ggml.bos_token_id": 257,
     }  # fmt: skip
     return Tokenizer.from_str(tokenizer_of(metadata)[0].decode())
 
@@ -132,6 +133,20 @@ def ours(name: str, text: str) -> list[str]:
 def test_every_name_has_a_rule_here() -> None:
     """But falcon, which cuts letters that stand for bytes: test_tokens_gguf.py has the original."""
     assert sorted([*(name for name, _ in NAMES), "falcon"]) == sorted(PRE)
+
+
+def test_names_say_more_than_the_cuts() -> None:
+    """Whether texts become NFC, a piece that is a token is one, and a text has a start token by default."""
+    llama3 = {
+        "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+        "jina-v5-nano",
+    }  # fmt: skip
+    nfc = {name for name in PRE if tokenizer(name).encode("e\u0301").ids == tokenizer(name).encode("é").ids}
+    whole = {name for name in PRE if 256 in tokenizer(name).encode("ab").ids}
+    begun = {name for name in PRE if tokenizer(name).encode("").ids == [257]}
+    assert nfc == {"qwen2", "deepseek-r1-qwen", "f2llmv2", "qwen35", "olmo", "mpt", "modern-bert", "command-r"}
+    assert whole == llama3 | {"minicpm5", "tekken", "youtu", "granite-embed-multi-97m"}
+    assert begun == llama3 | {"tekken", "chameleon"}
 
 
 @pytest.mark.parametrize(
