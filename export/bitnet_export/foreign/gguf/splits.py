@@ -4,7 +4,7 @@ The names, and which of them share a rule, are those of llama.cpp's src/llama-vo
 the tokenizer.json of the model has, or the code it is published with, where that is known. llama.cpp follows it
 by functions and by expressions for std::regex; where they are known to cut otherwise, `Pre.differs` says so.
 
-Normalization to NFC, of which llama.cpp has none, is that of the models whose tokenizer.json is known to have it.
+Normalization to NFC, of which llama.cpp has none, is that of the models that are known to have it.
 
 Left out are afmoe, of whose digits llama.cpp has a function and no expression; deepseek-llm, whose ranges of letters
 lost their ends there; and the names with which bytes are not written as letters: gemma4, granite-embed-multi-311m,
@@ -61,8 +61,8 @@ _RULES: dict[str, Pre] = {
     "dbrx smaug-bpe chatglm-bpe glm4": _pieces(known.LLAMA3),
     "minicpm5": _pieces(r"\p{N}{1,3}", known.MINICPM5, ignore_merges=True),
     "jais-2": _pieces(known.JAIS2),
-    "qwen2 deepseek-r1-qwen f2llmv2": _pieces(known.QWEN2, nfc=True),
-    "megrez kormo stablelm2 hunyuan grok-2 solar-open": _pieces(known.QWEN2),
+    "qwen2 deepseek-r1-qwen f2llmv2 stablelm2 hunyuan": _pieces(known.QWEN2, nfc=True),
+    "megrez kormo grok-2 solar-open": _pieces(known.QWEN2),
     "laguna": _pieces(r"[^\n]+|[\n]+", known.QWEN2),
     "ufakzeka": _pieces(known.UFAKZEKA),
     "qwen35": _pieces(known.QWEN35, nfc=True),
