@@ -186,6 +186,81 @@ def test_responses(serving: Serving) -> None:
         assert stream.get_final_response().output_text == SAID
 
 
+# ---- formats behind thoughts ----
+
+ONE = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+FORMAT: dict[str, Any] = {"type": "json_schema", "name": "one", "schema": ONE}
+HELD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": ASK, "response_format": {"type": "json_schema", "json_schema": FORMAT}}),
+    ("/v1/messages", {"messages": ASK, "max_tokens": 60, "output_config": {"format": FORMAT}}),
+    ("/v1/responses", {"input": "weather?", "text": {"format": FORMAT}}),
+]
+
+
+def parts(path: str, found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Of a stream of any of the APIs: what is thought or said, piece by piece."""
+    if path == "/v1/chat/completions":
+        deltas = [choice["delta"] for each in found for choice in each["choices"]]
+        return [(name, text) for each in deltas for name, text in each.items() if name != "role" and text]
+    if path == "/v1/messages":
+        deltas = [each["delta"] for each in found if each["type"] == "content_block_delta"]
+        names = {"thinking": "reasoning_content", "text": "content"}
+        return [(names[name], each[name]) for each in deltas for name in names if name in each]
+    names = {"response.reasoning_text.delta": "reasoning_content", "response.output_text.delta": "content"}
+    return [(names[each["type"]], each["delta"]) for each in found if each["type"] in names]
+
+
+@pytest.mark.parametrize(("path", "asked"), HELD)
+def test_a_format_holds_behind_thoughts(serving: Serving, path: str, asked: dict[str, Any]) -> None:
+    read = chunks if path == "/v1/chat/completions" else events
+    found = parts(path, read(streamed(serving, path, asked | {"model": "held"})))
+    names = [name for name, _ in found]
+    assert names == sorted(names, reverse=True)  # thoughts first
+    for name, expected in (("reasoning_content", "so far"), ("content", '{"a": 1}')):
+        assert "".join(text for each, text in found if each == name) == expected
+
+
+def test_a_whole_answer_in_a_format_behind_thoughts(serving: Serving) -> None:
+    path, asked = HELD[0]
+    for variables, thought in (({}, "so far"), ({"enable_thinking": False}, None)):
+        asked = asked | {"model": "held", "chat_template_kwargs": variables, "receipt": True}
+        _, answer = post(serving, path, asked)
+        choice = answer["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ('{"a": 1}', "stop")
+        assert choice["message"].get("reasoning_content") == thought
+        assert serving.models["held"].model.verify_receipt(choice["receipt"]).valid
+    _, answer = post(serving, path, asked | {"chat_template_kwargs": {}, "max_tokens": 3})
+    choice = answer["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+
+
+@pytest.mark.parametrize(("begun", "thinks"), [("<think>", True), ("<think>so</think>", False), ("so", False)])
+def test_a_format_of_an_answer_that_goes_on(serving: Serving, begun: str, thinks: bool) -> None:
+    told = {"messages": [*ASK, {"role": "assistant", "content": begun}], "continue_final_message": True}
+    _, answer = post(serving, HELD[0][0], HELD[0][1] | told | {"model": "held"})
+    message = answer["choices"][0]["message"]
+    assert (message["content"], "reasoning_content" in message) == ('{"a": 1}', thinks)
+
+
+def test_calls_that_have_to_come_follow_thoughts(serving: Serving) -> None:
+    one = {"type": "function", "function": {"name": "one", "parameters": ONE}}
+    asked = {"model": "held", "messages": ASK, "tools": [one], "tool_choice": "required", "parallel_tool_calls": False}
+    _, answer = post(serving, "/v1/chat/completions", asked)
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("so far", None)
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "one", "arguments": '{"a": 1}'}]
+
+
+def test_formats_behind_thoughts_in_company(serving: Serving) -> None:
+    asked = {"model": "held", "messages": ASK, "regex": "[a-z]{20}", "temperature": 2}
+    _, together = post(serving, "/v1/chat/completions", asked | {"n": 4, "seed": 5})
+    alone = [post(serving, "/v1/chat/completions", asked | {"seed": 5 + i})[1]["choices"][0] for i in range(4)]
+    messages = [choice["message"] for choice in together["choices"]]
+    assert messages == [choice["message"] for choice in alone]
+    assert len({message["content"] for message in messages}) == 4
+    assert all(re.fullmatch("[a-z]{20}", message["content"]) for message in messages)
+
+
 CALLED = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
 TURNS: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ([{"role": "assistant", "content": "so"}], [{"role": "assistant", "content": "so", "reasoning_content": "why"}]),

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet_runtime import Model, Sampling
+from bitnet_runtime import Model
 from bitnet_runtime.answers.answer import Answer
 from bitnet_runtime.chat.thoughts import Begun, ThoughtReader
-from bitnet_runtime.chat.tools import Tools
-from bitnet_runtime.model_chat import begun_in
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from talks import piped, prompts
 from tool_models import ASK, CALL, TOOLS, calling_model
@@ -32,8 +30,8 @@ THOUGHT, SAID = "The town, köln…\n\nit is.", "Good day, €!"
 TEXT = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
 
 
-def split(text: str, opened: bool = False, begun: str = "", step: int = 1000) -> tuple[str, str]:
-    reader, found = ThoughtReader(Begun(opened, begun)), []
+def split(text: str, begun: Begun, step: int = 1000) -> tuple[str, str]:
+    reader, found = ThoughtReader(begun), []
     found += [reader.push(text[i : i + step]) for i in range(0, len(text), step)]
     found.append(reader.push("", final=True))
     return "".join(thought for thought, _ in found), "".join(said for _, said in found)
@@ -65,7 +63,7 @@ READ: list[tuple[str, bool, str, str]] = [
 @pytest.mark.parametrize(("text", "opened", "thought", "said"), READ)
 def test_what_is_thought_and_what_is_said(text: str, opened: bool, thought: str, said: str) -> None:
     for step in (1, 2, 3, 7, 1000):
-        assert split(text, opened, step=step) == (thought, said), step
+        assert split(text, Begun(opened), step) == (thought, said), step
 
 
 PARTS = ["<think>", "</think>", "<", "think", ">", "/", " ", "\n", "a", "é"]
@@ -126,7 +124,7 @@ BEGUN = [
 
 @pytest.mark.parametrize(("begun", "opened", "text", "thought", "said"), BEGUN)
 def test_output_that_has_begun(begun: str, opened: bool, text: str, thought: str, said: str) -> None:
-    assert split(text, opened, begun) == (thought, said)
+    assert split(text, Begun(opened, begun)) == (thought, said)
 
 
 # ---- from Python ----
@@ -136,10 +134,12 @@ def thinking_models(folder: Path) -> dict[str, Path]:
     """Models by their names, which think or do not."""
     texts = {
         "thinks": (TEXT, THINKS), "opened": (TEXT.removeprefix("<think>\n"), OPENED), "plain": (TEXT, TEMPLATE),
-        "calls": (f"<think>So: {CALL}</think>{CALL}", THINKS), "opened-json": ('{"a": 1}', OPENED),
+        "calls": (f"<think>So: {CALL}</think>{CALL}", THINKS),
         "half": ("<think>so </thi", THINKS), "untold": ("so", None),
     }  # fmt: skip
-    return {name: calling_model(folder / f"{name}.bitnet", *each) for name, each in texts.items()}
+    made = {name: calling_model(folder / f"{name}.bitnet", *each) for name, each in texts.items()}
+    script = [b"<think>", b"so ", b"far", b"</think>"]
+    return made | {"held": scripted_model(folder / "held.bitnet", script, template=THINKS, max_context=2048)}
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +199,6 @@ def test_a_receipt_is_true(models: dict[str, Path], stop: str, finish: str) -> N
         receipt = model.chat(ASK, stop=stop, receipt=True).receipt
         assert receipt is not None and receipt.finish_reason == finish
         assert model.verify_receipt(receipt.to_json()).valid
-
-
-def test_a_format_is_an_answer_even_if_the_prompt_opens_a_thought(models: dict[str, Path]) -> None:
-    with Model.load(models["opened-json"]) as model:
-        assert (model.chat(ASK).reasoning, model.chat(ASK).text) == ('{"a": 1}', "")
-        held = model.chat(ASK, json_schema={"type": "object"}, max_tokens=100)
-        assert (held.reasoning, held.text) == ("", '{"a": 1}')
-
-
-def test_calls_that_have_to_come_are_an_answer(models: dict[str, Path]) -> None:
-    with Model.load(models["opened"]) as model:
-        prompt = model.apply_template(ASK)
-        for choice, opened in (("auto", True), ("required", False), ("weather", False)):
-            assert begun_in(model, prompt, Tools.of(TOOLS, choice), Sampling()) == Begun(opened)
-        assert begun_in(model, prompt, None, Sampling(json_schema="{}")) == Begun(False)
 
 
 def test_the_end_of_a_stream_brings_what_was_held_back(models: dict[str, Path]) -> None:

@@ -15,7 +15,7 @@ from bitnet_runtime.answers.stream import Stream, finish
 from bitnet_runtime.answers.writer import Writer
 from bitnet_runtime.chat.calls import CallReader
 from bitnet_runtime.chat.dialects import spaced
-from bitnet_runtime.chat.thoughts import CLOSE, OPEN, Begun, ThoughtReader
+from bitnet_runtime.chat.thoughts import CLOSE, GAP, OPEN, Begun, ThoughtReader
 from bitnet_runtime.chat.tools import Tool, Tools
 from bitnet_runtime.defaults import Options, Sampling, resolve
 from bitnet_runtime.errors import ContextLengthError, GrammarError, InvalidParameterError, shown
@@ -25,7 +25,7 @@ from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.shape import adapter_number
-from bitnet_runtime.structured.formats import held_to
+from bitnet_runtime.structured import formats
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
@@ -64,7 +64,8 @@ class ModelChat(ModelText):
 
         variables: more of the template's, such as {"enable_thinking": False}.
 
-        Where the template knows <think> and </think>, what the model writes between them is `Result.reasoning`.
+        Where the template knows <think> and </think>, what the model writes between them is `Result.reasoning`. A
+        format holds for what follows.
         """
         kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "logprobs": logprobs}
         offered: dict[str, Any] = {"tools": tools, "tool_choice": tool_choice}
@@ -89,9 +90,9 @@ class ModelChat(ModelText):
         """`chat` as an iterator of pieces."""
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
         resolved = resolve(sampling, options, self.defaults)
-        chosen = held_to_calls(self, asked, resolved)
+        held = held_to_calls(self, asked, resolved)
         prompt, images = self.apply_template(messages, asked, variables=variables), images_of(messages)
-        begun = begun_in(self, prompt, asked, resolved)
+        begun, chosen = behind_thoughts(self, begun_in(self, prompt), held)
         with counting_tools(self, messages, asked, prompt, variables=variables):
             reader = call_reader(self, asked)
             thinker = thought_reader(self, begun)
@@ -163,26 +164,48 @@ def call_reader(model: ModelText, tools: Tools | None) -> CallReader | None:
     return CallReader(model._template.dialect, names, None if tools.parallel else 1, shown)
 
 
-def begun_in(
-    model: ModelText, prompt: Sequence[int], tools: Tools | None, options: Sampling, text: str = ""
-) -> Begun | None:
-    """Where the output begins that follows a prompt, and a text that is not in it; None: the model does not think.
-
-    What is held to a format is an answer, even if the prompt opens a thought. Calls that need not come hold to none.
-    """
+def begun_in(model: ModelText, prompt: Sequence[int], text: str = "") -> Begun | None:
+    """Where the output begins that follows a prompt, and a text that is not in it; None: the model does not think."""
     if not model._template.thinks:
         return None
-    if held_to(options) or (tools is not None and tools.choice != "auto"):
-        return Begun(False, text)
-    end = [token for token in prompt[-TAIL:] if token != NO_TOKEN]
-    return Begun(model._tokenizer.decode(end, skip_special=False).rstrip().endswith(OPEN), text)
+    tokens = [token for token in prompt[-TAIL:] if token != NO_TOKEN]
+    end = model._tokenizer.decode(tokens, skip_special=False).rstrip()
+    return Begun(end.endswith(OPEN), text, end.endswith(CLOSE))
+
+
+def behind_thoughts(model: ModelText, begun: Begun | None, options: Sampling) -> tuple[Begun | None, Sampling]:
+    """The same for an answer whose format holds once its thoughts have ended, if there are any. Raises GrammarError."""
+    asked = formats.held_to(options)
+    if begun is None or asked is None:
+        return begun, options
+    reader = ThoughtReader(begun)
+    if begun.closed or reader.answers:
+        return None, options
+    special = _tags(model)
+    if asked[0] == "grammar" and not reader.thinks:  # it may be one that says itself what thoughts are
+        guide, opens = model._grammars.guide(*asked), [model._grammars.encode(OPEN)]
+        if any(map(guide.admits, [*opens, [special[OPEN]]] if OPEN in special else opens)):
+            return begun, options
+    grammar = formats.behind_thoughts(*asked, reader.thinks, (OPEN, CLOSE), special, GAP)
+    held = replace(options, json_schema=None, regex=None, grammar=grammar)
+    try:
+        guide_of(model, held)
+    except GrammarError:
+        guide_of(model, options)  # raises the error of the format itself, by its own name
+        raise
+    return begun._replace(held=True), held
 
 
 def thought_reader(model: ModelText, begun: Begun | None) -> ThoughtReader | None:
     """The reader that extracts thoughts from an answer."""
     if begun is None:
         return None
-    return ThoughtReader(begun, {token: tag for tag, token in model._tokenizer.special_ids_of((OPEN, CLOSE)).items()})
+    return ThoughtReader(begun, {token: tag for tag, token in _tags(model).items()})
+
+
+def _tags(model: ModelText) -> dict[str, int]:
+    """Special tokens that stand around thoughts."""
+    return model._tokenizer.special_ids_of((OPEN, CLOSE))
 
 
 def _call_tokens(model: ModelText) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Splits a model's output into its thoughts and its answer, as it arrives.
 
 Thoughts stand between two tags at the beginning, of which the prompt may have the first. White space around the tags
-is dropped. Text that may turn out to be a tag is held back until that is decided.
+is dropped. Text that may turn out to be a tag is held back until that is decided. Where a format holds behind them,
+the tags stand at fixed places, so that no white space of the answer is dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 OPEN, CLOSE = "<think>", "</think>"
+GAP = "\n\n"  # between thoughts and an answer in a format, as most models write it
 
 
 def are_written(template: str) -> bool:
@@ -18,10 +20,13 @@ def are_written(template: str) -> bool:
 
 
 class Begun(NamedTuple):
-    """Where the output of a model that thinks begins. opened: within a thought; text: what there is of it already."""
+    """Where the output of a model that thinks begins. opened: within a thought; text: what there is of it already;
+    closed: the prompt says that there are no thoughts; held: a format holds behind them, from `GAP` on."""
 
     opened: bool
     text: str = ""
+    closed: bool = False
+    held: bool = False
 
 
 class ThoughtReader:
@@ -30,7 +35,7 @@ class ThoughtReader:
     def __init__(self, begun: Begun, shown: Mapping[int, str] | None = None) -> None:
         """shown: tags that are special tokens, and what they say."""
         self.shown = shown or {}
-        self._opened = begun.opened
+        self._opened, self._held = begun.opened, begun.held
         self._text = ""  # not yet understood
         self._space: list[str] = []  # white space that is dropped if a tag follows
         self._thoughts: list[str] = []
@@ -52,6 +57,11 @@ class ThoughtReader:
         return thoughts, said
 
     @property
+    def thinks(self) -> bool:
+        """Whether what follows is a thought, whatever it is."""
+        return self._step == self._inside or (self._step == self._begin and self._opened)
+
+    @property
     def answers(self) -> bool:
         """Whether what follows is text."""
         return self._step in (self._behind, self._rest)
@@ -60,7 +70,8 @@ class ThoughtReader:
 
     def _begin(self) -> bool:
         """Read to what is no white space, and no beginning of a tag."""
-        self._hold(len(self._text) - len(self._text.lstrip()))
+        if not self._held:
+            self._hold(len(self._text) - len(self._text.lstrip()))
         if self._text.startswith(OPEN):
             self._space = []
             return self._go(self._inside, len(OPEN))
@@ -89,6 +100,8 @@ class ThoughtReader:
 
     def _behind(self) -> bool:
         """Read white space behind the thoughts."""
+        if self._held:
+            return len(self._text) >= len(GAP) and self._go(self._rest, len(GAP))
         self._text = self._text.lstrip()
         return bool(self._text) and self._go(self._rest)
 

@@ -17,6 +17,10 @@ AMBIGUOUS = LLParserLimits(max_lexer_states=30_000, verbose_errors=False, max_it
 # One way to write JSON, that of json.dumps: free white space is where small models get lost, and no token of it
 # could be taken for granted. "x-guidance" in a schema says otherwise.
 SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# First line of a grammar of thoughts, and of an answer behind them in the format that the rest says: its kind, whether
+# the thoughts have begun or may be missing, the tags around them with their ids if they are special, and a gap.
+_TAG = r'("(?:[^"\\]|\\.)*")(<\[\d+\]>)?'
+_HEAD = re.compile(rf'%thoughts (json_schema|regex|grammar) (begun|possible) {_TAG} {_TAG} ("(?:\\n)*")\n')
 
 
 class _Vocabulary:
@@ -63,16 +67,47 @@ class Compiler:
 
     def matcher(self, kind: str, text: str) -> LLMatcher:
         """Raises ValueError, with the reason why it cannot be compiled."""
-        if kind == "json_schema":
-            grammar = LLMatcher.grammar_from_json_schema(text, defaults=SPACES)
+        thoughts = _HEAD.match(text) if kind == "grammar" else None
+        if thoughts:
+            kind, *tags = thoughts.groups()
+            grammar = _behind_thoughts(_grammar(kind, text[thoughts.end() :]), kind, *tags)
         else:
-            make = LLMatcher.grammar_from_regex if kind == "regex" else LLMatcher.grammar_from_lark
-            grammar = make(text)
+            grammar = _grammar(kind, text)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=AMBIGUOUS if kind == "grammar" else LIMITS)
         check(matcher)
         matcher.compute_bitmask()  # the first token causes much of the work
         check(matcher)
         return matcher
+
+
+def _grammar(kind: str, text: str) -> str:
+    if kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(text, defaults=SPACES)
+    return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text)
+
+
+def _behind_thoughts(
+    grammar: str, kind: str, begun: str, opens: str, opens_id: str | None, closes: str, closes_id: str | None, gap: str
+) -> str:
+    """A grammar of thoughts, and of an answer behind them. It agrees with `ThoughtReader` on where they end.
+
+    Where the answer may come without thoughts, it is not one that begins as thoughts do: the intersection of a regular
+    expression says so, JSON is none, and whoever has a grammar in Lark's notation has looked at that.
+    """
+    made = json.loads(grammar) if kind != "grammar" else {"grammars": [{"lark_grammar": grammar}]}
+    made["grammars"][0]["name"] = "answer"
+    rules = [f"held: thought {gap} @answer", "ANY: /(?s:.*)/"]
+    if closes_id:  # its name in letters would end them for whoever reads the text
+        rules += [f"thought: UNCLOSED {closes_id}", f"UNCLOSED: ANY & ~(ANY {closes} ANY)"]
+    else:
+        rules.append(f"thought[lazy]: ANY {closes}")
+    plain = "@answer"
+    if kind == "regex":
+        plain = "PLAIN"
+        rules.append(f"PLAIN: {made['grammars'][0]['lark_grammar'].removeprefix('start: ')} & ~({opens} ANY)")
+    rules.append("start: held" if begun == "begun" else f"start: {opens_id or opens} held | {plain}")
+    made["grammars"].insert(0, {"lark_grammar": "\n".join(rules)})
+    return json.dumps(made)
 
 
 def check(matcher: LLMatcher) -> None:

@@ -108,3 +108,14 @@ def held_to(options: object) -> tuple[str, str] | None:
     if len(given) > 1:
         raise GrammarError(f"{' and '.join(kind for kind, _ in given)} are given, expected one of them", given[1][0])
     return given[0] if given else None
+
+
+def behind_thoughts(
+    kind: str, text: str, begun: bool, tags: tuple[str, str], special: Mapping[str, int], gap: str
+) -> str:
+    """A grammar of thoughts, then a gap, then a text in a format. `compiling.py` reads it.
+
+    begun: the thoughts are open; else there may be none. tags: around them; special: those that are tokens.
+    """
+    opens, closes = (json.dumps(tag) + (f"<[{special[tag]}]>" if tag in special else "") for tag in tags)
+    return f"%thoughts {kind} {'begun' if begun else 'possible'} {opens} {closes} {json.dumps(gap)}\n{text}"

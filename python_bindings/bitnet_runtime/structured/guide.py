@@ -42,8 +42,8 @@ class Grammars:
             raise TokenizerError("the tokens of this model are not bytes, so answers cannot be constrained to a format")
         special = tokenizer.special_ids()
         # Not a method: the library would hold this object, and Python's collector does not look into it.
-        encode = functools.partial(_encode, tokenizer, tokens)
-        self._compiler = _compiler(tokens, sorted(end_tokens), special, encode)
+        self.encode = functools.partial(_encode, tokenizer, tokens)
+        self._compiler = _compiler(tokens, sorted(end_tokens), special, self.encode)
         vocabulary = {"tokens": [token.decode("latin-1") for token in tokens], "ends": sorted(end_tokens)}
         setup = json.dumps(vocabulary | {"special": special}, ensure_ascii=False).encode()
         self._worker = Worker(str(Path(__file__).with_name("compiling.py")), ("llguidance",), setup)
@@ -107,6 +107,10 @@ class Guide:
         """Whether nothing can follow."""
         return bool(self._matcher.is_stopped())
 
+    def admits(self, tokens: Sequence[int]) -> bool:
+        """Whether they may come next."""
+        return bool(self._matcher.validate_tokens(list(tokens)) == len(tokens))
+
     def allow(self, sampler: Sampler, draft: Sequence[int] = ()) -> list[int]:
         """Let the sampler choose what may come next; returns how the draft begins that may come.
 
@@ -143,7 +147,7 @@ class Guide:
     def forced(self) -> list[int]:
         """Take the tokens that have to come next, as the tokenizer would write them."""
         tokens: list[int] = [] if self.complete else self._matcher.compute_ff_tokens()
-        if not tokens or self._matcher.validate_tokens(tokens) < len(tokens):
+        if not tokens or not self.admits(tokens):
             return []
         self._matcher.consume_tokens(tokens)
         self._check()

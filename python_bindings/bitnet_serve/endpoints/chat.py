@@ -20,7 +20,7 @@ from bitnet_runtime.facts import guide_of
 from bitnet_runtime.images.files import is_data
 from bitnet_runtime.images.prompts import images_of
 from bitnet_runtime.model import Model
-from bitnet_runtime.model_chat import begun_in, counting_tools, held_to_calls
+from bitnet_runtime.model_chat import begun_in, behind_thoughts, counting_tools, held_to_calls
 from bitnet_serve.endpoints import fields, offers, older
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.endpoints.wording import chunk_of, head_of, receipt_of, timings, usage
@@ -122,7 +122,7 @@ def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: 
         made = ready(model, tokens, images_of(said))
     held = held_to_calls(model, tools, options)
     before = tokens[: len(tokens) - len(_begun_tokens(model, frame))]
-    begun = begun_in(model, before, tools, options, frame.begun)
+    begun, held = behind_thoughts(model, begun_in(model, before, frame.begun), held)
     return Ask(made.tokens, held, made.pixels, tools=tools, begun=begun)
 
 
