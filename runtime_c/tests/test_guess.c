@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_guess.c: the model's draft. Its guesses depend only on the text, not on how it was appended,
- * nor on the machine; tokens never depend on the guesses. Also, when guesses are worth making.
+ * nor on the machine; tokens never depend on the guesses.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -333,77 +333,6 @@ static void test_window(void) {
     *window = was;
 }
 
-/* A pass of 1, 2 and 3 rows takes 1, 1.1 and 1.5 seconds, and so on; a round of guesses a tenth. */
-static void test_draft_budget(void) {
-    static const double seconds[] = {1.0, 1.1, 1.5, 1.9, 2.3};
-    bn_timings timings = {0};
-    bn_draft_stats good = {0}, bad = {0};
-    for (int i = 0; i < 20; i++) {
-        for (int32_t rows = 1; rows <= 5; rows++)
-            bn_note_time(timings.pass, rows, seconds[rows - 1]);
-        for (int32_t texts = 1; texts <= 2; texts++)
-            bn_note_time(timings.draft_round, texts, 0.1);
-        bn_draft_note(&good, 0.8, 1);
-        bn_draft_note(&bad, 0.8, 0);
-    }
-    const double likely = bn_acceptance_rate(&good), probabilities[] = {likely, likely, 0.01};
-    double joint = 1;
-    bn_draft_budget alone = {.rows = 1, .most = 5, .tokens = 1};
-    CHECK_EQ(bn_plan_round(&timings, &alone, probabilities, 1), 1);
-    CHECK(!bn_draft_take(&timings, &good, &alone, &joint, 0.05)); /* a row for a gain of a
-                                                                   * twentieth of a token */
-    CHECK(bn_draft_take(&timings, &good, &alone, &joint, 0.9));
-    CHECK(alone.rows == 2 && alone.tokens > 1.8 && joint > 0.8 && joint <= 1);
-    alone.drafting = 0.1;
-    CHECK_EQ(bn_plan_round(&timings, &alone, &joint, 1), 1); /* tokens per second: 1.6, then 1.7 */
-    alone.most = 2;
-    CHECK_EQ(bn_plan_round(&timings, &alone, &joint, 1), 0); /* no row is left */
-
-    /* With other texts in the pass a row costs more: neither one guess nor two are worth their
-     * round. If the third row is as fast as the second, two are. */
-    bn_draft_budget two = {.rows = 2, .most = 5, .tokens = 2};
-    const double few[] = {0.6, 0.6};
-    CHECK_EQ(bn_plan_round(&timings, &two, few, 2), 0);
-    timings.pass[2] = timings.pass[3] = 1.3;
-    CHECK_EQ(bn_plan_round(&timings, &two, few, 2), 2);
-    CHECK_EQ(bn_plan_round(&timings, &two, probabilities, 3), 2);
-    bn_note_time(timings.pass, 5, 1.2); /* so fewer rows cannot take longer */
-    CHECK(timings.pass[4] <= 1.2 && timings.pass[2] <= 1.2 && timings.pass[0] <= 1.0);
-    int32_t tried = 0;
-    for (int i = 0; i < 640; i++)
-        tried += bn_draft_retry(&bad);
-    CHECK_EQ(tried, 10);
-}
-
-/* A round takes 0.1 seconds, a row of keeping up 0.01; a pass of two rows takes 0.2 seconds more
- * than one of one row. */
-static void test_account(void) {
-    bn_timings timings = {.pass = {1, 1.2}, .draft_round = {0.1}, .catch_up = 0.01};
-    bn_draft_stats wrong = {0}, right = {0}, idle = {0}, next = {0};
-    int32_t passes = 0, rows = 0;
-    for (; !bn_draft_given_up(&wrong, &timings); passes++) {
-        bn_charge_round(&wrong, &timings, 1);
-        bn_draft_settle(&wrong, &timings, 1, 2, 1, 0);
-    }
-    CHECK(passes == 14 && timings.doubted); /* a credit of 4 seconds */
-    for (; !bn_draft_given_up(&idle, &timings); rows += 16)
-        bn_charge_catch_up(&idle, &timings, 16);
-    CHECK_EQ(rows, 112); /* the next text's credit is 1 second */
-    for (int i = 0; i < 1000; i++) {
-        bn_charge_round(&right, &timings, 1);
-        bn_draft_settle(&right, &timings, 1, 2, 1, 1);
-    }
-    CHECK(!bn_draft_given_up(&right, &timings) && !timings.doubted);
-    for (passes = 0; !bn_draft_given_up(&right, &timings); passes++) {
-        bn_charge_round(&right, &timings, 1);
-        bn_draft_settle(&right, &timings, 1, 2, 1, 0);
-    }
-    CHECK(passes < 30); /* although it was right a thousand times */
-    bn_charge_catch_up(&next, &timings, 1);
-    CHECK(!bn_draft_given_up(&next, &timings));
-    CHECK(!bn_draft_given_up(&wrong, &(bn_timings){0})); /* no times are known */
-}
-
 int main(void) {
     bn_model_info info;
     kind.draft = 1;
@@ -417,8 +346,6 @@ int main(void) {
     test_tokens_are_the_same();
     test_edges();
     test_window();
-    test_draft_budget();
-    test_account();
     test_past_the_end();
     test_few();
     end();
