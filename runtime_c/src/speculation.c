@@ -32,7 +32,7 @@ static void note(double *known, double seconds) {
 
 /* A pass with fewer rows is not slower, so times of fewer rows are capped. */
 void bn_note_time(double *known, int32_t n, double seconds) {
-    if (n < 1 || n > BN_TIMED_ROWS)
+    if (n > BN_TIMED_ROWS)
         return;
     note(&known[n - 1], seconds);
     for (int32_t i = 0; i < n - 1; i++)
@@ -99,7 +99,6 @@ bn_draft_plan bn_plan_verifying(const bn_timings *timings, const bn_draft_budget
 bn_draft_plan bn_plan_drafting(const bn_timings *timings, const bn_draft_budget *budget,
                                const bn_draft_stats *stats, int32_t n) {
     double probabilities[BN_TIMED_ROWS], drafting[BN_TIMED_ROWS], joint = 1;
-    n = n < BN_TIMED_ROWS ? n : BN_TIMED_ROWS;
     for (int32_t i = 0; i < n; i++) {
         probabilities[i] = joint *= bn_acceptance_rate(stats);
         drafting[i] = (i + 1) * of(timings->draft_round, 1);
@@ -108,9 +107,8 @@ bn_draft_plan bn_plan_drafting(const bn_timings *timings, const bn_draft_budget 
 }
 
 int bn_plan_is_better(const bn_draft_plan *plan, bn_draft_plan than) {
-    return plan->seconds > 0 && than.seconds > 0
-               ? is_quicker(plan->tokens, plan->seconds, than.tokens, than.seconds)
-               : plan->tokens >= than.tokens;
+    return plan->seconds > 0 ? is_quicker(plan->tokens, plan->seconds, than.tokens, than.seconds)
+                             : plan->tokens >= than.tokens;
 }
 
 int32_t bn_plan_round(const bn_timings *timings, const bn_draft_budget *budget,

@@ -52,11 +52,13 @@ typedef struct bn_draft_plan {
 bn_draft_plan bn_plan_verifying(const bn_timings *timings, const bn_draft_budget *budget,
                                 const double *probabilities, int32_t n);
 
-/* The same for guesses that a draft would still have to make, one after the other. */
+/* The same for at most BN_TIMED_ROWS guesses that a draft would still have to make, one after the
+ * other. */
 bn_draft_plan bn_plan_drafting(const bn_timings *timings, const bn_draft_budget *budget,
                                const bn_draft_stats *stats, int32_t n);
 
-/* Whether it gives more tokens per second, or, while times are unknown, more tokens. */
+/* Whether it gives no fewer tokens per second, or, while times are unknown, no fewer tokens. Both
+ * are of one budget, so both times are known or neither is. */
 int bn_plan_is_better(const bn_draft_plan *plan, bn_draft_plan than);
 
 /* How many of n texts should get one more guess, so that the pass gives most tokens per second.
