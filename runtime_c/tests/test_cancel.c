@@ -5,6 +5,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
+#include "session/batch.h"
 #include "session/session.h"
 
 #include <pthread.h>
@@ -188,6 +189,38 @@ static void test_cancelled_batch(void) {
         bn_session_free(sessions[i]);
 }
 
+/* A cancel ends a pass only if this is one whole text that is longer than a batch: other texts
+ * would end with it, and short ones end soon. */
+static void test_cancelled_pass(void) {
+    enum { BATCH = 4 };
+    static const struct {
+        int32_t held, n, prefix;
+        bn_status status;
+    } passes[] = {{0, BATCH + 1, BATCH + 1, BN_ERR_CANCELLED},
+                  {0, BATCH, BATCH, BN_OK},
+                  {0, BATCH + 1, BATCH, BN_OK},      /* its prefix, then other texts */
+                  {1, BATCH + 1, BATCH + 1, BN_OK}}; /* it has begun before */
+    bn_session *s, *large;                           /* which makes room for longer passes */
+    ok(bn_session_new(model, &(bn_session_options){.batch = BATCH}, &s));
+    ok(bn_session_new(model, NULL, &large));
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        ok(bn_session_rewind(s, 0));
+        if (passes[i].held > 0)
+            ok(bn_session_append(s, prompt, passes[i].held, BN_LOGITS_NONE, NULL));
+        ok(bn_session_reserve(s, passes[i].n));
+        bn_batch b = bn_batch_begin(s);
+        for (int32_t row = 0; row < passes[i].n; row++)
+            bn_batch_add(&b, s, prompt[row], BN_WANT_NOTHING);
+        s->cache.prefix = (size_t)passes[i].prefix;
+        bn_session_cancel(s);
+        CHECK_EQ(bn_batch_run(&b), passes[i].status);
+        bn_batch_end(&b);
+        CHECK_EQ(bn_session_position(s), passes[i].held + (passes[i].status ? 0 : passes[i].n));
+    }
+    bn_session_free(s);
+    bn_session_free(large);
+}
+
 int main(void) {
     size_t size;
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
@@ -195,6 +228,7 @@ int main(void) {
     test_cancelled_generation();
     test_cancelled_append();
     test_cancelled_batch();
+    test_cancelled_pass();
     bn_model_close(model);
     free(file);
     return 0;
