@@ -80,6 +80,7 @@ static void test_no_logits(void) {
     const int32_t bad = prompt[0] ? 0 : 1, tokens[] = {7, 7, 7, 7, 7, bad};
     float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[bad], was = *scale;
     int32_t token;
+    float scores[5];
     bn_session *s;
     ok(bn_session_new(model, &small, &s));
     ok(bn_session_append(s, tokens, 5, BN_LOGITS_LAST, NULL));
@@ -95,6 +96,9 @@ static void test_no_logits(void) {
     CHECK_EQ(bn_session_append(s, tokens, 6, BN_LOGITS_ALL, NULL), BN_ERR_NUMERIC);
     CHECK_EQ(bn_session_position(s), 15); /* one piece was computed */
     CHECK(bn_session_logits(s) == NULL);
+    ok(bn_session_rewind(s, 0)); /* its probability after the first piece is no number, too */
+    CHECK_EQ(bn_session_score(s, tokens + 1, 5, scores), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_position(s), 0);
     *scale = was;
     bn_session_free(s);
 }
