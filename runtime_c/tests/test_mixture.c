@@ -24,13 +24,18 @@ static void long_mixture(tiny_writer *w) {
     tiny_put(w->stacks + 4 * 9, TEXT, 4); /* max_context */
 }
 
-/* Adapters of rank 3 for two of the three matrices of each expert, and for nothing else. */
+/* Adapters for two of the three matrices of each expert, and for nothing else. */
+static uint32_t rank;
+
 static void adapted_mixture(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1);
-    const uint32_t words[48] = {
-        [2] = 19, [3] = 24,   [4] = 1,    [5] = 2,    [6] = 1,  [7] = 8,    [8] = 20,
-        [9] = 32, [12] = 256, [13] = one, [16] = 3,   [17] = 2, [19] = one, [20] = 0,
-        [21] = 1, [22] = one, [23] = one, [24] = one, [28] = 1, [29] = 8,   [47] = 3 | 96u << 16};
+    const uint32_t words[48] = {[2] = 19,   [3] = 24,   [4] = 1,
+                                [5] = 2,    [6] = 1,    [7] = 8,
+                                [8] = 20,   [9] = 32,   [12] = 256,
+                                [13] = one, [16] = 3,   [17] = 2,
+                                [19] = one, [20] = 0,   [21] = 1,
+                                [22] = one, [23] = one, [24] = one,
+                                [28] = 1,   [29] = 8,   [47] = rank | 96u << 16};
     tiny_stack(w, words, "adapted");
     tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 16, 24);
     tiny_tensor(w, 0, 3, TINY_NONE, 0, 4, 1, 8, 24);
@@ -43,9 +48,40 @@ static void adapted_mixture(tiny_writer *w) {
             tiny_tensor(w, 0, role, e, 0, 4, 1, rows, cols);
             if (role == 12)
                 continue;
-            tiny_tensor(w, 0, role, e, 2, 6, 2, 3, cols);
-            tiny_tensor(w, 0, role, e, 3, 6, 2, 3, rows);
+            tiny_tensor(w, 0, role, e, 2, 6, 2, rank, cols);
+            tiny_tensor(w, 0, role, e, 3, 6, 2, rank, rows);
         }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
+}
+
+/* Every matrix has a norm of its own. */
+static void normed_mixture(tiny_writer *w) {
+    enum { LINEAR_NORM = 8, ROUTER = 11 };
+    const uint32_t one = tiny_float_bits(1);
+    const uint32_t words[48] = {[2] = 19,   [3] = 24,   [4] = 1,
+                                [5] = 2,    [6] = 1,    [7] = 8,
+                                [8] = 20,   [9] = 32,   [12] = 256 | LINEAR_NORM,
+                                [13] = one, [16] = 3,   [17] = 2,
+                                [19] = one, [20] = 0,   [21] = 1,
+                                [22] = one, [23] = one, [24] = one,
+                                [28] = 1,   [29] = 8};
+    const size_t cols[] = {
+        [2] = 24, [3] = 24, [4] = 24, [8] = 16, [11] = 24, [12] = 24, [13] = 24, [15] = 20};
+    const size_t rows[] = {
+        [2] = 16, [3] = 8, [4] = 8, [8] = 24, [11] = 3, [12] = 20, [13] = 20, [15] = 24};
+    tiny_stack(w, words, "normed");
+    for (unsigned norms = 0; norms < 2; norms++)
+        for (unsigned role = 2; role < 16; role++)
+            for (unsigned e = 0; rows[role] > 0 && e < (role > 11 ? EXPERTS : 1); e++) {
+                const unsigned expert = role > 11 ? e : TINY_NONE;
+                if (norms && role != ROUTER)
+                    tiny_tensor(w, 0, 32 + role, expert, 0, 1, 0, 1, cols[role]);
+                else if (!norms)
+                    tiny_tensor(w, 0, role, expert, 0, role == ROUTER ? 1 : 4, role != ROUTER,
+                                rows[role], cols[role]);
+            }
     tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
@@ -106,6 +142,29 @@ static void test_cuts(void) {
     free(file);
 }
 
+/* Gate and up, which have inputs of their own, are both multiplied. */
+static void test_own_norms(void) {
+    float logits[4][VOCAB], ones[20];
+    size_t size;
+    uint8_t *file = tiny_file(normed_mixture, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m = opened(file, size, NULL);
+    for (int i = 0; i < 20; i++)
+        ones[i] = 1;
+    logits_after(m, 9, 9, 0, logits[0]);
+    logits_after(m, 9, 1, 0, logits[1]);
+    for (int e = 0; e < EXPERTS; e++)
+        m->stack.networks[e].gate.bias = ones;
+    logits_after(m, 9, 9, 0, logits[2]);
+    for (int e = 0; e < EXPERTS; e++)
+        m->stack.networks[e].up.bias = ones;
+    logits_after(m, 9, 9, 0, logits[3]);
+    CHECK(memcmp(logits[0], logits[1], sizeof *logits) == 0);
+    CHECK(memcmp(logits[0], logits[2], sizeof *logits) != 0);
+    CHECK(memcmp(logits[2], logits[3], sizeof *logits) != 0);
+    bn_model_close(m);
+    free(file);
+}
+
 static void test_own_adapter(void) {
     float with[VOCAB], without[VOCAB];
     size_t size;
@@ -123,7 +182,7 @@ static void test_own_adapter(void) {
 
 /* Of two texts in a pass, one has the adapter. Each has the logits that it has alone. */
 static void test_adapter_of_a_text(void) {
-    static char path[] = "/tmp/bitnet_mixture_XXXXXX";
+    char path[] = "/tmp/bitnet_mixture_XXXXXX";
     const char *const adapters[] = {path};
     const bn_load_options options = {.threads = 2, .n_adapters = 1, .adapters = adapters};
     float logits[2][VOCAB];
@@ -165,6 +224,12 @@ static void test_overflow(void) {
     ok(bn_session_new(m, NULL, &s));
     CHECK_EQ(bn_session_append(s, text, 1, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
     CHECK_EQ(bn_session_append(s, text, 5, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
+    for (int e = 0; e < EXPERTS; e++) { /* in the last layer, after which nothing may see it */
+        bn_network *before = &m->stack.networks[e], *last = before + EXPERTS;
+        before->gate.bias = before->up.bias = NULL;
+        last->gate.bias = last->up.bias = huge;
+    }
+    CHECK_EQ(bn_session_append(s, text, 5, BN_LOGITS_NONE, NULL), BN_ERR_NUMERIC);
     bn_session_free(s);
     bn_model_close(m);
     free(file);
@@ -176,8 +241,11 @@ int main(void) {
         text[i] = (int32_t)check_below(&random, VOCAB);
     test_cuts();
     test_shares();
-    test_own_adapter();
-    test_adapter_of_a_text();
+    test_own_norms();
+    for (rank = 1; rank <= 3; rank += 2) {
+        test_own_adapter();
+        test_adapter_of_a_text();
+    }
     test_overflow();
     return 0;
 }
