@@ -225,7 +225,7 @@ bn_workspace bn_workspace_alone(const bn_workspace *w, size_t row, size_t thread
 }
 
 size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
-    return (w->slots.rows > 0 ? bn_min(w->slots.rows, w->batch) : w->batch) / threads;
+    return (w->slots.rows > 0 ? w->slots.rows : w->batch) / threads;
 }
 
 bn_workspace bn_workspace_part(const bn_workspace *w, size_t row, size_t thread, size_t threads) {
