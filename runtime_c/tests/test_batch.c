@@ -255,7 +255,24 @@ static void test_views(void) {
     check_apart(w, &first, &next);
     check_apart(w, &row, &later);
     CHECK(next.slots.y == w->slots.y + (size_t)B / 2 * TAKEN * DIM);
+    CHECK(next.batch == B / 2 && next.slots.rows == B / 2);
     free(w);
+}
+
+/* Scores take 4 MB, or as much as one row needs, and are for no more rows than a step has. */
+static void test_score_rows(void) {
+    static const struct {
+        uint32_t vocabulary;
+        size_t rows;
+    } sizes[] = {{VOCAB, 100}, {20000, 52}, {1 << 20, 1}, {(1 << 20) + 1, 1}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        bn_stack stack = model->stack;
+        stack.config.vocab_size = sizes[i].vocabulary;
+        bn_workspace *w = bn_workspace_new(model, &stack, 100, CONTEXT);
+        CHECK(w != NULL);
+        CHECK_EQ(w->score_rows, sizes[i].rows);
+        free(w);
+    }
 }
 
 /* A child gets its parent's workspace in the middle of a turn. */
@@ -292,6 +309,7 @@ int main(void) {
     test_different_wants();
     test_workspace();
     test_views();
+    test_score_rows();
     test_fork_in_a_turn();
     test_more_than_a_pass(50000, 0);
     test_more_than_a_pass(100, 0);
