@@ -7,21 +7,14 @@ place, each with the status that the C parser returns.
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from bitnet.config import ModelConfig
-from bitnet_export import PackedFile
 from bitnet_export.packed import encodings, records
-from bitnet_export.packed.records import Spec
-from bitnet_export.packed.writer import Encoded, write_packed
 from packed_files import (
     SEEING,
     SMALL,
     TOWERS,
-    as_stored,
     fix_checksums,
     packed_bytes,
     patch,
@@ -70,47 +63,6 @@ def foreign_files() -> dict[str, bytes]:
 def hostile_files() -> list[Hostile]:
     """Files to refuse (and some to accept), built from the small model."""
     return list(_hostile(packed_bytes()))
-
-
-def unfit_stacks() -> Iterator[tuple[str, bytes]]:
-    """Files of two stacks, each valid, that do not form a model (export/FORMAT.md §2)."""
-    decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
-    for name, stacks in {
-        "images first": (eye, decoder), "towers, images first": (tower, text),
-        "one name": (text, tower.replace(name="text")), "two of images": (eye, tower.replace(name="other")),
-        "bidirectional decoder": (decoder.replace(mask="bidirectional"), eye),
-        "decoder of another width": (decoder, eye.replace(out_dim=23)),
-        "texts of another width": (text, tower.replace(out_dim=23)),
-        "no token for images": (decoder.replace(image_token=0), eye),
-        "decoder without a head": (decoder.replace(has_head=False, tie_embeddings=False), eye),
-        "no pooling of texts": (text.replace(pooling="none"), tower), "no pooling of images": (text, eye),
-        "embeddings": (text.replace(input="embeddings", vocab_size=0), tower),
-    }.items():  # fmt: skip
-        yield name, _packed_stacks(stacks)
-
-
-def fit_stacks() -> Iterator[tuple[str, bytes]]:
-    """Files of stacks that form a model."""
-    decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
-    for name, stacks in {
-        "decoder": (decoder, eye), "causal decoder": (decoder.replace(mask="causal"), eye), "towers": (text, tower),
-        "images alone": (eye,), "text alone, with a token for images": (decoder,), "pooled images": (decoder, tower),
-    }.items():  # fmt: skip
-        yield name, _packed_stacks(stacks)
-
-
-def _packed_stacks(stacks: tuple[ModelConfig, ...]) -> bytes:
-    """A file of these stacks, each with the tensors of a separate random model."""
-    files = [PackedFile(packed_bytes(stack)) for stack in stacks]
-
-    def source(spec: Spec) -> Encoded:
-        file = files[spec.key.stack]
-        return as_stored(file, file.tensors[spec.key._replace(stack=0)])
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.bitnet"
-        write_packed(path, stacks, source)
-        return path.read_bytes()
 
 
 def _hostile(good: bytes) -> Iterator[Hostile]:

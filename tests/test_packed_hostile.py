@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import packed_files
 from bitnet_export import PackedFile, PackedFormatError
 from bitnet_export.packed import records
-from bitnet_runtime import Model, ModelFormatError, UnsupportedModelError
-from hostile_packed import Hostile, fit_stacks, foreign_files, hostile_files, unfit_stacks
+from hostile_packed import Hostile, foreign_files, hostile_files
 from packed_files import SEEING, SMALL, fix_checksums, packed_bytes
 
 
@@ -31,23 +30,6 @@ def test_hostile_files(case: Hostile) -> None:
         PackedFile(case.file)
     else:
         assert len(refused(case.file)) > 15
-
-
-@pytest.mark.parametrize(("name", "file"), [*unfit_stacks()], ids=lambda value: value if isinstance(value, str) else "")
-def test_stacks_that_make_no_model(name: str, file: bytes, tmp_path: Path) -> None:
-    """Refused by the engine and by who reads the configuration."""
-    (tmp_path / name).write_bytes(file)
-    with pytest.raises(PackedFormatError, match="the stacks do not go together"):
-        _ = PackedFile(file).config
-    with pytest.raises((ModelFormatError, UnsupportedModelError)):
-        Model.load(tmp_path / name, threads=1)
-
-
-@pytest.mark.parametrize(("name", "file"), [*fit_stacks()], ids=lambda value: value if isinstance(value, str) else "")
-def test_stacks_that_make_a_model(name: str, file: bytes, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(file)
-    assert PackedFile(file).config.stacks == PackedFile(file).configs
-    Model.load(tmp_path / name, threads=1).close()
 
 
 def test_every_prefix_is_refused() -> None:
