@@ -10,10 +10,13 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import hostile_variants as variants
 from bitnet_export.packed import encodings, records
+from hostile_variants import Cases
 from packed_files import (
     SEEING,
     SMALL,
+    STACK_WORDS,
     TOWERS,
     fix_checksums,
     packed_bytes,
@@ -23,16 +26,6 @@ from packed_files import (
     sketched_bytes,
     tensor_entry,
     with_section,
-)  # fmt: skip
-
-_WORD_NAMES = (
-    "input", "mask", "vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context",
-    "sliding_window", "norm", "norm_flags", "norm_eps", "ffn", "activation", "n_experts", "experts_per_token",
-    "position", "rope_attention_factor", "bias_flags", "tie_embeddings", "embedding_scale", "residual_scale",
-    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim", "global_every",
-    "normalize_routing", "first_position", "image_size", "patch_size", "channels",
-    "pixel_mean.0", "pixel_mean.1", "pixel_mean.2", "pixel_std.0", "pixel_std.1", "pixel_std.2",
-    "class_token", "out_dim", "similarity_scale", "similarity_bias", "image_token", "adapters",
 )  # fmt: skip
 
 
@@ -72,99 +65,17 @@ def _hostile(good: bytes) -> Iterator[Hostile]:
     for part in (_header, _sections, _stacks, _records, _values, _big_numbers, _accepted):
         for name, file, status in part(good):
             yield Hostile(name, file, status)
-    for name, file, status in _trits(packed_bytes(encoding="1.6")):
+    for name, file, status in variants.trits(packed_bytes(encoding="1.6")):
         yield Hostile(f"1.6 bits: {name}", file, status)
-    for name, file, status in _sketch(sketched_bytes()):
+    for name, file, status in variants.sketch(sketched_bytes()):
         yield Hostile(f"sketch: {name}", file, status)
     groups = SMALL.replace(dim=130, n_layers=1, weight_scale="group", head_format="ternary")
-    for name, file, status in _groups(packed_bytes(groups)):
+    for name, file, status in variants.groups(packed_bytes(groups)):
         yield Hostile(f"groups: {name}", file, status)
-    for name, file, status in _images(with_section(packed_bytes(SEEING), records.METADATA, b"")):
+    for name, file, status in variants.images(with_section(packed_bytes(SEEING), records.METADATA, b"")):
         yield Hostile(f"images: {name}", file, status)
-    for name, file, status in _pool(with_section(packed_bytes(TOWERS), records.METADATA, b"")):
+    for name, file, status in variants.pool(with_section(packed_bytes(TOWERS), records.METADATA, b"")):
         yield Hostile(f"towers: {name}", file, status)
-
-
-Cases = Iterator[tuple[str, bytes, str]]
-
-
-def _groups(good: bytes) -> Cases:
-    yield "the file itself", good, "BN_OK"
-    data = section_start(good, records.DATA)
-    for tensor in ("layers.0.q.weight", "embedding.weight"):
-        entry = tensor_entry(good, tensor)
-        scales, size = struct.unpack_from("<QQ", good, entry + 40)
-        for place in (data + scales, data + scales + size - 2):  # of the first row, of a row of padding (embedding)
-            for bits in (0, 0x8000, 0x8001, 0x7C00, 0x7E01, 0xFC00, 0xBC00):
-                yield f"scale {bits:04x} of {tensor} at {place}", patch(good, place, "H", bits), "BN_ERR_SCALE"
-            for bits in (1, 0x03FF, 0x7BFF):
-                yield f"scale {bits:04x} of {tensor} at {place}", patch(good, place, "H", bits), "BN_OK"
-        for wrong in (0, size - 2, 2 * size, 2**64 - 64):
-            yield f"scale_size {wrong} of {tensor}", patch(good, entry + 48, "Q", wrong), "BN_ERR_TENSOR"
-        for scope in (0, 1, 4):
-            yield f"scope {scope} of {tensor}", patch(good, entry + 10, "B", scope), "BN_ERR_TENSOR"
-    for encoding in (encodings.F32, encodings.TERNARY_5TRIT, encodings.INT8_ROWS, encodings.INT8_SKETCH):
-        yield f"table of encoding {encoding.name}", patch(good, entry + 9, "B", encoding.number), "BN_ERR_TENSOR"
-    start = data + struct.unpack_from("<Q", good, entry + 24)[0]
-    yield "code 3 in the table", patch(good, start, "B", 0x03), "BN_ERR_CODE"
-
-
-def _images(good: bytes) -> Cases:
-    """Changes of the second stack's record, its tensors and their numbers."""
-    yield "the file itself", good, "BN_OK"
-    big, nan, inf = (1 << 31, 0xFFFFFFFF), float("nan"), float("inf")
-    wrong: dict[str, tuple[float, ...]] = {
-        "image_size": (0, 2, (1 << 14) + 1, 9, 1 << 14, *big), "patch_size": (0, 8, 2, *big),
-        "channels": (0, 1, 3, 4, *big),
-        "max_context": (0, 4, 6, *big), "class_token": (0, 2, *big), "out_dim": (65_537, *big),
-        "image_token": (1, *big), "pixel_mean.0": (nan, inf, -inf), "pixel_mean.2": (0.5, -0.0),
-        "pixel_std.0": (0.0, -0.5, nan, inf), "pixel_std.2": (0.5, -0.0), "similarity_scale": (-1.0, nan, inf),
-        "similarity_bias": (nan, -inf), "bias_flags": (64, *big), "pooling": (5, *big),
-        "mask": (0, 2, *big), "has_head": (1, *big),
-    }  # fmt: skip
-    second = section_start(good, records.STACKS) + records.STACK.size
-    for field, values in wrong.items():
-        place, fmt = second + 4 * _WORD_NAMES.index(field), "f" if isinstance(values[0], float) else "I"
-        for value in values:
-            yield f"{field} = {value}", patch(good, place, fmt, value), "BN_ERR_CONFIG"
-    for field, values in {"out_dim": (0, 23), "bias_flags": (0, 16, 32), "pooling": (4,), "position": (3,)}.items():
-        place = second + 4 * _WORD_NAMES.index(field)
-        for value in values:
-            yield f"{field} = {value}, tensors as before", patch(good, place, "I", value), "BN_ERR_TENSOR"
-    larger = patch(good, second + 4 * _WORD_NAMES.index("image_size"), "I", 8)
-    yield "two pixels are left out, not one", larger, "BN_OK"
-    for name, numbers in (
-        ("patch.weight", (encodings.TERNARY_2BIT, encodings.INT8_ROWS)), ("class_embedding", (encodings.F16,)),
-        ("projector.weight", (encodings.INT8_ROWS, encodings.INT8_SKETCH)), ("position.weight", (encodings.INT8_ROWS,)),
-    ):  # fmt: skip
-        entry = tensor_entry(good, f"stacks.1.{name}")
-        for encoding in numbers:
-            yield f"{name} as {encoding.name}", patch(good, entry + 9, "B", encoding.number), "BN_ERR_TENSOR"
-        for offset, value in ((0, 0), (0, 2)):
-            yield f"{name} of stack {value}", patch(good, entry + offset, "H", value), "BN_ERR_TENSOR"
-        for value in (0, 21, 0xFFFFFFFF):
-            yield f"{name} has {value} columns", patch(good, entry + 20, "I", value), "BN_ERR_TENSOR"
-    yield from _not_finite(
-        good, ("patch.weight", "patch.bias", "class_embedding", "projector.weight", "projector.bias")
-    )
-
-
-def _pool(good: bytes) -> Cases:
-    yield "the file itself", good, "BN_OK"
-    for name in ("pool_q.weight", "pool_down.weight"):
-        entry = tensor_entry(good, f"stacks.1.{name}")
-        for number in (encodings.TERNARY_2BIT.number, encodings.INT8_SKETCH.number, 0, 255):
-            yield f"{name} of encoding {number}", patch(good, entry + 9, "B", number), "BN_ERR_TENSOR"
-        yield f"a bias of {name} that it has not", patch(good, entry + 8, "B", 1), "BN_ERR_TENSOR"
-    yield from _not_finite(good, ("pool_probe", "pool_k.weight", "pool_norm.weight", "pool_up.weight"))
-
-
-def _not_finite(good: bytes, names: tuple[str, ...]) -> Cases:
-    for name in names:
-        place = struct.unpack_from("<Q", good, tensor_entry(good, f"stacks.1.{name}") + 24)[0]
-        for value in (float("nan"), float("inf"), float("-inf")):
-            file = patch(good, section_start(good, records.DATA) + place + 4, "f", value)
-            yield f"{name} has {value}", file, "BN_ERR_SCALE"
 
 
 def _header(good: bytes) -> Cases:
@@ -213,7 +124,7 @@ def _sections(good: bytes) -> Cases:
 
 
 def _stacks(good: bytes) -> Cases:
-    words = {name: i for i, name in enumerate(_WORD_NAMES)}
+    words = {name: i for i, name in enumerate(STACK_WORDS)}
     big = (1 << 31, 0xFFFFFFFF)
     nan, inf = float("nan"), float("inf")
     values: dict[str, tuple[float, ...]] = {
@@ -286,7 +197,7 @@ def _values(good: bytes) -> Cases:
     for most, status in ((1, "BN_OK"), (1.001, "BN_ERR_SCALE"), (-1.001, "BN_ERR_SCALE"), (2.0**100, "BN_ERR_SCALE")):
         value = most * 0.9999999 * records.MOST_ANGLE / (SMALL.max_context - 1)
         yield f"a frequency is {value}", patch(good, frequency, "f", value), status
-    from_1 = patch(good, section_start(good, records.STACKS) + 4 * _WORD_NAMES.index("first_position"), "I", 1)
+    from_1 = patch(good, section_start(good, records.STACKS) + 4 * STACK_WORDS.index("first_position"), "I", 1)
     value = 0.9999999 * records.MOST_ANGLE / (SMALL.max_context - 1)  # of the positions from 0 on
     yield "an angle too large at the last position", patch(from_1, frequency, "f", value), "BN_ERR_SCALE"
     for field in range(4):
@@ -302,62 +213,20 @@ def _values(good: bytes) -> Cases:
     yield "int8 rows without their sketch", patch(good, e + 9, "B", encodings.INT8_SKETCH.number), "BN_ERR_TENSOR"
 
 
-def _sketch(good: bytes) -> Cases:
-    yield "the file itself", good, "BN_OK"
-    e = tensor_entry(good, "embedding.weight")
-    start = section_start(good, records.DATA) + struct.unpack_from("<Q", good, e + 24)[0]
-    codes, sketch, floats = 19 * 64, 2 * 2 * 64, 32 * 4  # bytes of the parts; floats are steps, then deviations
-    yield "of rows that have none", patch(good, e + 9, "B", encodings.INT8_ROWS.number), "BN_ERR_TENSOR"
-    for size in (codes, codes + sketch, codes + sketch + floats, codes + sketch + 2 * floats + 64):
-        yield f"size {size}", patch(good, e + 32, "Q", size), "BN_ERR_TENSOR"
-    for at in (0, codes - 1):
-        yield f"int8 code -128 at {at}", patch(good, start + at, "b", -128), "BN_ERR_CODE"
-    for byte in {0, 0x80, 0xFF} - {good[start + codes]}:
-        yield f"byte {byte} of the sketch", patch(good, start + codes, "B", byte), "BN_ERR_CODE"
-        yield f"byte {byte} of its padding", patch(good, start + codes + sketch - 1, "B", byte), "BN_OK"
-    yield "another code", patch(good, start + 7, "b", 0 if good[start + 7] else 1), "BN_ERR_CODE"
-    steps = start + codes + sketch
-    for name, bits in (
-        ("nan", 0x7FC00000), ("signalling nan", 0x7F800001), ("inf", 0x7F800000), ("-inf", 0xFF800000),
-        ("-0", 0x80000000), ("-1", 0xBF800000),
-    ):  # fmt: skip
-        for at in (0, floats - 4, floats, 2 * floats - 4):  # of the first row, of padding; of both parts
-            yield f"float at {at} is {name}", patch(good, steps + at, "I", bits), "BN_ERR_SCALE"
-    for bits in (0, 1, 0x7F7FFFFF):
-        for part, at in (("step", 0), ("deviation", floats)):
-            yield f"first {part} has bits {bits:x}", patch(good, steps + at, "I", bits), "BN_ERR_CODE"
-            yield f"{part} of no row has bits {bits:x}", patch(good, steps + at + floats - 4, "I", bits), "BN_OK"
-
-
-def _trits(good: bytes) -> Cases:
-    yield "the file itself", good, "BN_OK"
-    q = tensor_entry(good, "layers.1.q.weight")
-    for scope in (0, 1, 3):
-        yield f"scale scope {scope}", patch(good, q + 10, "B", scope), "BN_ERR_TENSOR"
-    start = section_start(good, records.DATA) + struct.unpack_from("<Q", good, q + 24)[0]
-    size = struct.unpack_from("<Q", good, q + 32)[0]
-    codes = {-(-256 * n // 243) for n in range(243)}
-    for byte in sorted({*range(256)} - codes):
-        yield f"byte {byte}", patch(good, start, "B", byte), "BN_ERR_CODE"
-    for byte in (0, 2, 78, 80, 128, 255):
-        yield f"byte {byte}", patch(good, start + 1, "B", byte), "BN_OK"
-    yield "a refused byte in padding", patch(good, start + size - 1, "B", 237), "BN_ERR_CODE"
-
-
 def _big_numbers(good: bytes) -> Cases:
     """Numbers that are each allowed, in a file without the corresponding tensors: refused immediately."""
     good = with_section(good, records.METADATA, b"")
     start = section_start(good, records.STACKS)
     for field, value in (("dim", 65_536), ("ffn_dim", 262_144), ("vocab_size", 1 << 21), ("n_layers", 1024)):
-        word = _WORD_NAMES.index(field)
+        word = STACK_WORDS.index(field)
         yield f"{field} = {value}, tensors as before", patch(good, start + 4 * word, "I", value), "BN_ERR_TENSOR"
-    experts = patch(good, start + 4 * _WORD_NAMES.index("n_experts"), "II", 65_534, 65_534)
+    experts = patch(good, start + 4 * STACK_WORDS.index("n_experts"), "II", 65_534, 65_534)
     yield "65,534 experts, tensors as before", experts, "BN_ERR_TENSOR"
-    layers = patch(good, start + 4 * _WORD_NAMES.index("n_layers"), "I", 1)
+    layers = patch(good, start + 4 * STACK_WORDS.index("n_layers"), "I", 1)
     yield "one layer less, tensors as before", layers, "BN_ERR_TENSOR"
-    window = patch(good, start + 4 * _WORD_NAMES.index("sliding_window"), "I", 4)
+    window = patch(good, start + 4 * STACK_WORDS.index("sliding_window"), "I", 4)
     for every in (2, 1024):
-        local = patch(window, start + 4 * _WORD_NAMES.index("global_every"), "I", every)
+        local = patch(window, start + 4 * STACK_WORDS.index("global_every"), "I", every)
         yield f"global_every = {every}, tensors as before", local, "BN_ERR_TENSOR"
 
 

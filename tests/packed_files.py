@@ -41,6 +41,18 @@ TOWERS = SMALL.replace(
 """Two towers; that of images has attention pooling."""
 
 
+STACK_WORDS = (
+    "input", "mask", "vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context",
+    "sliding_window", "norm", "norm_flags", "norm_eps", "ffn", "activation", "n_experts", "experts_per_token",
+    "position", "rope_attention_factor", "bias_flags", "tie_embeddings", "embedding_scale", "residual_scale",
+    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim", "global_every",
+    "normalize_routing", "first_position", "image_size", "patch_size", "channels",
+    "pixel_mean.0", "pixel_mean.1", "pixel_mean.2", "pixel_std.0", "pixel_std.1", "pixel_std.2",
+    "class_token", "out_dim", "similarity_scale", "similarity_bias", "image_token", "adapters",
+)  # fmt: skip
+"""The 4-byte words of the record of a stack, in their order (export/FORMAT.md)."""
+
+
 @functools.cache
 def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.0") -> bytes:
     """A random model of this shape, as bytes."""
