@@ -27,7 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 import bitnet_cli
-from bitnet.harness import EngineLM, check_names, tasks_of
+from bitnet.evaluate.engine_lm import EngineLM
+from bitnet.harness import check_names, tasks_of
 from bitnet_export import random_adapter
 from bitnet_export.convert.incoming import convert
 from bitnet_runtime import Model

@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from transformers import PreTrainedTokenizerFast
 
-from bitnet.harness import EngineLM
+from bitnet.evaluate.engine_lm import EngineLM
 from bitnet_export.convert.incoming import convert
 from hf_models import falcon_masters
 from servers import served

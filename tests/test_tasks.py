@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bitnet import harness
+from bitnet.evaluate.engine_lm import EngineLM
 from bitnet.report import page
 from bitnet.train import runlog, tasks
 from bitnet.train.checkpoint import all_of
@@ -112,7 +112,7 @@ def test_a_signal_ends_what_is_asked(
     task: Path, sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the question during which it came; the run is saved, and resumes as if nothing had been asked."""
-    score, questions = harness.EngineLM._score, 0
+    score, questions = EngineLM._score, 0
 
     def interrupted(*given: Any) -> Any:
         nonlocal questions
@@ -121,7 +121,7 @@ def test_a_signal_ends_what_is_asked(
             os.kill(os.getpid(), signal.SIGTERM)
         return score(*given)
 
-    monkeypatch.setattr(harness.EngineLM, "_score", interrupted)
+    monkeypatch.setattr(EngineLM, "_score", interrupted)
     run = tmp_path / "run"
     command = ["train", *TINY, "--data", sentences, "--tasks", task, "--tasks-every", "5", "--out", run]
     assert bitnet(*command, "--tasks-limit", "4") == 128 + signal.SIGTERM
