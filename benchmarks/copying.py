@@ -24,7 +24,8 @@ from bitnet.data import corpus, dataset
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, measured
+from bitnet.setup import measured
+from bitnet.train import checkpoint
 
 HEAD = ["run", "tokens learnt from", "said first", "said again"]
 

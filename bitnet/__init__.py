@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from bitnet.config import ModelConfig as ModelConfig
     from bitnet.model.transformer import Transformer as Transformer
     from bitnet.presets import PRESETS as PRESETS
-    from bitnet.train.python import fit as fit
-    from bitnet.train.python import load as load
-    from bitnet.train.python import save as save
+    from bitnet.setup.python import fit as fit
+    from bitnet.setup.python import load as load
+    from bitnet.setup.python import save as save
 
 __all__ = ["PRESETS", "BitLinear", "ModelConfig", "Transformer", "fit", "load", "save"]
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
         elif name == "Transformer":
             import bitnet.model.transformer as home
         elif name in __all__:
-            import bitnet.train.python as home
+            import bitnet.setup.python as home
         else:
             raise AttributeError(f"module 'bitnet' has no attribute {name!r}, expected one of {', '.join(__all__)}")
     except ModuleNotFoundError as error:

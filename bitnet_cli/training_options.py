@@ -13,7 +13,7 @@ from bitnet.settings import CHOICES, Settings, flag_of
 from bitnet_runtime.terminal import show
 
 if TYPE_CHECKING:
-    from bitnet.train.given import Given
+    from bitnet.setup.given import Given
     from bitnet.train.loop import Outcome
 
 
@@ -67,7 +67,7 @@ def before_torch() -> None:
 
 def given(args: argparse.Namespace) -> Given:
     """The options given as flags."""
-    from bitnet.train.given import Given
+    from bitnet.setup.given import Given
 
     options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
     return Given(options=options, config=args.config, model=args.set or [])

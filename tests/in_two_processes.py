@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [
-        "bitnet.train.start",
+        "bitnet.setup.start",
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.checkpoint",

@@ -233,7 +233,7 @@ def test_the_verbs_import_without_libraries() -> None:
 
 
 def test_export_and_the_options_of_training_import_without_torch() -> None:
-    run("import bitnet_export, bitnet.config, bitnet.settings, bitnet.train.resolve", "torch", "safetensors")
+    run("import bitnet_export, bitnet.config, bitnet.settings, bitnet.setup.resolve", "torch", "safetensors")
 
 
 def test_import_loads_nothing_heavy() -> None:
@@ -313,7 +313,7 @@ def test_bench_imports_nothing_from_the_working_directory(tmp_path: Path) -> Non
 # ---- rooms ----
 
 ROOMS = {
-    "bitnet": ("", "model", "data", "evaluate", "train", "report"),
+    "bitnet": ("", "model", "data", "evaluate", "train", "setup", "report"),
     "bitnet_export": ("packed", "checkpoint", "foreign", "convert", ""),
 }
 """The folders of a package, lowest first; "" is its own. A module imports from its folder and from those before it."""

@@ -17,9 +17,9 @@ from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.reference import default_of
 from bitnet.settings import Settings
+from bitnet.setup.given import Given
+from bitnet.setup.resolve import resolve
 from bitnet.source_settings import of_source
-from bitnet.train.given import Given
-from bitnet.train.resolve import resolve
 
 SMALL = {
     "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,

@@ -20,7 +20,7 @@ from bitnet.data.masked import ViewedBatches
 from bitnet.model.draft import Draft
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import own_text
+from bitnet.setup import own_text
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.source_model import Start
 from bitnet_export.checkpoint.drafts import compare_guesses

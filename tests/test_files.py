@@ -17,8 +17,8 @@ import pytest
 import bitnet_cli
 from bitnet.data import corpus, files, finding, hub
 from bitnet.data.corpus import DataError
-from bitnet.train import resolve
-from bitnet.train.given import Given
+from bitnet.setup import resolve
+from bitnet.setup.given import Given
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

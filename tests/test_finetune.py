@@ -29,7 +29,8 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.data import dataset, tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, loop, runlog, schedule, source_model, texts
+from bitnet.setup import texts
+from bitnet.train import checkpoint, loop, runlog, schedule, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint
 from bitnet_export.convert.incoming import open_source

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from bitnet.settings import Settings
+from bitnet.setup.given import Given, options_of
 from bitnet.train import checkpoint, saving, schedule
 from bitnet.train.checkpoint import Checkpoint
-from bitnet.train.given import Given, options_of
 from bitnet.train.horizon import Horizon
 from bitnet.train.schedule import Place
 from training import TINY, bitnet, bits, killed_before, losses

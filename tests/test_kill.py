@@ -23,7 +23,7 @@ MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", 
 
 # A server with torch loaded, from which every run is forked: a process of its own that starts in milliseconds.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["bitnet.train.start", "torch._dynamo", "matplotlib.pyplot"])
+processes.set_forkserver_preload(["bitnet.setup.start", "torch._dynamo", "matplotlib.pyplot"])
 
 
 def start(text: Path, run: Path, *more: str) -> multiprocessing.process.BaseProcess:

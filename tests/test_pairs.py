@@ -19,7 +19,7 @@ from bitnet.data.dataset import Tokens
 from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model.transformer import Transformer
-from bitnet.train.texts import note
+from bitnet.setup.texts import note
 
 torch.set_num_threads(1)
 

@@ -22,7 +22,8 @@ import torch
 
 import bitnet_cli
 from bitnet.model import parallel
-from bitnet.train import loop, manifest, passes, prepare, runlog, saving, source_model
+from bitnet.setup import prepare
+from bitnet.train import loop, manifest, passes, runlog, saving, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.run import Run
 from bitnet_export.convert import masters

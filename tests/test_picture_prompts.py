@@ -17,7 +17,7 @@ from bitnet.data.picture_files import Record
 from bitnet.data.picture_rows import Answers, Captions
 from bitnet.evaluate import packed_pictures
 from bitnet.settings import Settings
-from bitnet.train import sights
+from bitnet.setup import sights
 from bitnet_runtime import Model
 from bitnet_runtime.answers.ready import text_tokens
 from picture_data import halves

@@ -14,7 +14,7 @@ from bitnet.data import picture_talks, pictures, preferences, tokenizer
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED
 from bitnet.data.pictures import Sight
-from bitnet.train import sights
+from bitnet.setup import sights
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model

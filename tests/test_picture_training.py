@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from bitnet.data import picture_rows, pictures, tokenizer
 from bitnet.settings import Settings
-from bitnet.train import sights
+from bitnet.setup import sights
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import random_adapter
 from bitnet_export.checkpoint.pack import pack_checkpoint

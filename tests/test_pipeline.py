@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bitnet.data import dataset
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, hardware, loop, passes, profiling, replay
+from bitnet.setup import hardware
+from bitnet.train import checkpoint, loop, passes, profiling, replay
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import Ahead, Made, Work
 from training import TINY, bitnet, bits, losses

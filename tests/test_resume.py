@@ -16,9 +16,10 @@ from bitnet import source_settings
 from bitnet.data import finding, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, hardware, loop, progress, resolve
+from bitnet.setup import hardware, resolve
+from bitnet.setup.given import Given
+from bitnet.train import checkpoint, loop, progress
 from bitnet.train.checkpoint import Checkpoint
-from bitnet.train.given import Given
 from bitnet.train.horizon import Horizon
 from bitnet.train.state import State
 from bitnet_export.checkpoint.real_text import real_tokens

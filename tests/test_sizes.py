@@ -14,9 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS, Settings
+from bitnet.setup import resolve
+from bitnet.setup.given import Given
 from bitnet.sizes import SIZES
-from bitnet.train import flops, loop, resolve
-from bitnet.train.given import Given
+from bitnet.train import flops, loop
 from bitnet.train.horizon import Horizon
 from bitnet.train.progress import Progress
 from bitnet.train.run import Run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.data import corpus, finding
-from bitnet.train.python import fit
+from bitnet.setup.python import fit
 from bitnet.train.runlog import read as log_of
 from training import TINY, bitnet
 

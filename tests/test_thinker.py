@@ -13,9 +13,9 @@ from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
-from bitnet.train.given import Given
-from bitnet.train.resolve import resolve
-from bitnet.train.thinker import DEFAULTS
+from bitnet.setup.given import Given
+from bitnet.setup.resolve import resolve
+from bitnet.setup.thinker import DEFAULTS
 from training import TINY, bitnet
 
 TINY_JSON: dict[str, Any] = {

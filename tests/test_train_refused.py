@@ -14,10 +14,10 @@ import pytest
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
+from bitnet.setup.given import Given
+from bitnet.setup.start import train
 from bitnet.train import loop, memory
 from bitnet.train.errors import TrainingError
-from bitnet.train.given import Given
-from bitnet.train.start import train
 from training import MODEL, TINY
 from training import bitnet as run
 

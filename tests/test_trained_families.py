@@ -13,7 +13,7 @@ from bitnet.data import dataset
 from bitnet.data.masked import ViewedTokens
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet.settings import Settings
-from bitnet.train import measured
+from bitnet.setup import measured
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_runtime import Model
 from training import TINY, bitnet

@@ -20,9 +20,9 @@ from bitnet.model.pooling import Pool
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
+from bitnet.setup.given import Given
+from bitnet.setup.resolve import resolve
 from bitnet.train import optimizers
-from bitnet.train.given import Given
-from bitnet.train.resolve import resolve
 from bitnet.train.source_model import Start
 from vision_models import CAUSAL, CLIP, FAMILIES, PALIGEMMA, TOWERS, VISION, loss_of, pixels, prompt, seeded
 

@@ -1,1 +1,1 @@
-"""A training run: its options, its parts, its steps, its checkpoints."""
+"""A training run: its parts, its steps, its checkpoints. How it comes to begin: `bitnet.setup`."""

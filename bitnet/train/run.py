@@ -1,4 +1,4 @@
-"""The state of a training run. `bitnet.train.prepare` builds it from the settings."""
+"""The state of a training run. `bitnet.setup.prepare` builds it from the settings."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if checkpoint:
         _check_samples(checkpoint.config, args)
         if args.threads:
-            from bitnet.train.hardware import set_threads
+            from bitnet.setup.hardware import set_threads
 
             set_threads(args.threads)
     if checkpoint and not args.tasks:
@@ -215,7 +215,8 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     from bitnet.data import dataset
     from bitnet.evaluate.loss import Overlapping, check_vocabulary
     from bitnet.settings import Settings
-    from bitnet.train import measured, objectives
+    from bitnet.setup import measured
+    from bitnet.train import objectives
 
     folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
     if not state and not args.data:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to resume a run")
     before_torch()
     with at_once():
-        from bitnet.train.start import train
+        from bitnet.setup.start import train
         from bitnet_export.convert.masters import read_start
 
     return conclude(train(given(args), read_start, args.resume, args.branch, ask), args.json)

@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     before_torch()
     with at_once():
-        from bitnet.train.start import train
+        from bitnet.setup.start import train
         from bitnet_export.convert.masters import read_start
 
     return conclude(train(given(args), read_start, args.resume, args.branch, ask), args.json)

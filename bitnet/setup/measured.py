@@ -10,7 +10,8 @@ from bitnet.data import conversations, corpus, dataset, finding, pairs, pictures
 from bitnet.data.dialogues import Dialogues, Encoder, with_template
 from bitnet.data.picture_rows import Answers, Captions
 from bitnet.settings import Settings
-from bitnet.train import mixtures, objectives, preferences, sights, texts
+from bitnet.setup import sights, texts
+from bitnet.train import mixtures, objectives, preferences
 from bitnet.train.checkpoint import Checkpoint
 
 

@@ -13,7 +13,7 @@ from bitnet.config import BOOLEANS, WITHIN, ModelConfig
 from bitnet.data import tokenizer
 from bitnet.data.finding import absolute
 from bitnet.settings import ALTERNATIVES, SOURCES, Settings, did_you_mean, flag_of
-from bitnet.train import thinker
+from bitnet.setup import thinker
 
 PATHS = (*SOURCES, "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be resumed from any folder."""

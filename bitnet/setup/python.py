@@ -17,9 +17,10 @@ from bitnet.config import ModelConfig
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import manifest, saving, source_model, start
+from bitnet.setup import start
+from bitnet.setup.given import Given
+from bitnet.train import manifest, saving, source_model
 from bitnet.train.checkpoint import CONFIG, GENERATION, TEMPLATE, TOKENIZER, WEIGHTS, Checkpoint
-from bitnet.train.given import Given
 from bitnet.train.loop import Outcome
 
 AnyPath = str | os.PathLike[str]

@@ -17,16 +17,16 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.setup import hardware, own_text
+from bitnet.setup.texts import check_text, read_data
 from bitnet.train import (
     building,
     distill,
-    hardware,
     horizon,
     memory,
     mixtures,
     objectives,
     optimizers,
-    own_text,
     preferences,
     profiling,
     reporting,
@@ -37,7 +37,6 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 from bitnet.train.state import State, beginning, resumed
-from bitnet.train.texts import check_text, read_data
 from bitnet_runtime import __version__
 
 BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}

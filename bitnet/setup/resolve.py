@@ -6,7 +6,7 @@
     [model]
     dim = 256
 
-`bitnet.train.given` reads file and flags. A run that is resumed has its own settings in place of a preset.
+`bitnet.setup.given` reads file and flags. A run that is resumed has its own settings in place of a preset.
 docs/options.md lists all options.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
-from bitnet.train import adapters
-from bitnet.train.given import PATHS, VISION, Given, kept_path, options_of, over
+from bitnet.setup import adapters
+from bitnet.setup.given import PATHS, VISION, Given, kept_path, options_of, over
 from bitnet.train.state import State
 
 if TYPE_CHECKING:

@@ -21,6 +21,9 @@ from bitnet.data import tokenized
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
 from bitnet.settings import SOURCES, Settings, flag_of
+from bitnet.setup import prepare
+from bitnet.setup.given import Given, asks, named, options_of, run_folder
+from bitnet.setup.resolve import resolve
 from bitnet.train import (
     checkpoint,
     horizon,
@@ -28,7 +31,6 @@ from bitnet.train import (
     manifest,
     memory,
     mixtures,
-    prepare,
     saving,
     source_model,
     tasks,
@@ -36,10 +38,8 @@ from bitnet.train import (
 )
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
-from bitnet.train.given import Given, asks, named, options_of, run_folder
 from bitnet.train.loop import Outcome
 from bitnet.train.progress import say
-from bitnet.train.resolve import resolve
 from bitnet.train.run import Run
 from bitnet.train.state import NEEDED
 

@@ -1,4 +1,4 @@
-"""The data of a run: tokenizer, training batches, and what is held out. For images: `bitnet.train.sights`."""
+"""The data of a run: tokenizer, training batches, and what is held out. For images: `bitnet.setup.sights`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from bitnet.data.dialogues import Dialogues, Encoder, unwritten, with_template
 from bitnet.data.frames import Frame
 from bitnet.model import parallel
 from bitnet.settings import Settings
-from bitnet.train import mixtures, objectives, preferences, sights, source_model
+from bitnet.setup import sights
+from bitnet.train import mixtures, objectives, preferences, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.objectives import Learnt
 from bitnet.train.progress import say
