@@ -103,7 +103,7 @@ class Conversation:
         interrupted = False
         while True:
             try:
-                text, is_command = self._entry()
+                text, is_command = self._lines.entry()
                 text.encode()
                 return text, is_command
             except UnicodeEncodeError:
@@ -117,29 +117,6 @@ class Conversation:
                     raise
                 interrupted = not self._lines.discarded()
                 say("\n(Ctrl-C again, Ctrl-D or /exit leaves)" if interrupted else "")
-
-    def _entry(self) -> tuple[str, bool]:
-        text = self._lines.read("> ")
-        if "\n" in text:  # a paste
-            return text.strip("\n"), False
-        if text.startswith('"""'):
-            return self._block(text[3:]), False
-        text = text.strip()
-        if text.startswith("//"):
-            return text[1:], False
-        return text, text.startswith("/")
-
-    def _block(self, text: str) -> str:
-        """The rest of a message of several lines, to the closing quotes or the end of input."""
-        try:
-            while not text.endswith('"""'):
-                text += "\n" + self._lines.read("… ")
-        except EOFError:
-            return text.strip("\n")
-        except KeyboardInterrupt:
-            self._lines.unfinished = True
-            raise
-        return text[:-3].strip("\n")
 
     def _obey(self, command: str) -> None:
         name, _, words = command.partition(" ")

@@ -1,4 +1,4 @@
-"""Input from a person or a pipe, line by line."""
+"""Input from a person or a pipe: lines, and the messages and commands of a chat."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Lines:
         """Whether a person types at a terminal."""
         self.pastes = False
         """Whether a paste arrives as one line with line breaks in it."""
-        self.unfinished = False
-        """Whether Ctrl-C ended a message that had earlier lines."""
+        self._unfinished = False  # Ctrl-C ended a message that had earlier lines
         self._prompts = not quiet
         self._asked = ""  # before the line that is being typed
         self._readline: Any = None
@@ -55,8 +54,8 @@ class Lines:
             pastes, line = "\x1b[?2004h" * self.pastes, escape(self._readline.get_line_buffer())
             print(pastes + self._asked + line, end="", flush=True)
 
-    def read(self, prompt: str) -> str:
-        """The next line, without its end. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
+    def _read(self, prompt: str) -> str:
+        """The next line, without its end."""
         if sys.stdin is None:
             raise EOFError
         if self.typed and sys.stdout.isatty():
@@ -72,8 +71,35 @@ class Lines:
             raise EOFError
         return line.removesuffix("\n")
 
+    def entry(self) -> tuple[str, bool]:
+        """The next message, which may have several lines, or a command and True.
+
+        Raises EOFError, and KeyboardInterrupt for Ctrl-C.
+        """
+        text = self._read("> ")
+        if "\n" in text:  # a paste
+            return text.strip("\n"), False
+        if text.startswith('"""'):
+            return self._block(text[3:]), False
+        text = text.strip()
+        if text.startswith("//"):
+            return text[1:], False
+        return text, text.startswith("/")
+
+    def _block(self, text: str) -> str:
+        """The rest of a message of several lines, to the closing quotes or the end of input."""
+        try:
+            while not text.endswith('"""'):
+                text += "\n" + self._read("… ")
+        except EOFError:
+            return text.strip("\n")
+        except KeyboardInterrupt:
+            self._unfinished = True
+            raise
+        return text[:-3].strip("\n")
+
     def discarded(self) -> bool:
         """After Ctrl-C: whether there was something on the line, or before it."""
-        there = self.unfinished or bool(self._readline and self._readline.get_line_buffer())
-        self.unfinished = False
+        there = self._unfinished or bool(self._readline and self._readline.get_line_buffer())
+        self._unfinished = False
         return there
