@@ -142,6 +142,34 @@ def test_a_name_that_does_not_end_is_tried_at_the_same_cost_with_every_token() -
     assert time.process_time() - begin < 10  # 1 s; with names of any length more than a minute
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "said"),
+    [
+        ("tags", "", "so", "{}so"),
+        ("tags", "a", "<tool_call>no JSON", "a{}<tool_call>no JSON"),
+        ("tags", "a", SECOND, "a"),
+        ("tags", SECOND, "so", "so"),
+        ("tags", SECOND[:-14], CALL, ""),
+        ("tags", SECOND[:-13], CALL, ""),
+        ("tags", SECOND[:-14] + ",", '"id": 1}', ""),
+        ("json", "", "so", "{}so"),
+        ("json", "", '{"a": 5}', '{}{"a": 5}'),
+        ("json", '{"name": "clock", "parameters": {}', "}so", "so"),
+        ("json", '{"name": "clock", "parameters": {}}', "so", "so"),
+        ("json", '{"name": "clock", "parameters": {}};', "}so", "}so"),
+    ],
+)
+def test_white_space_is_looked_at_once(kind: str, before: str, after: str, said: str) -> None:
+    """It was again with each that followed, so a long run of it cost the square of its length."""
+    reader = CallReader(dialect(TEMPLATES[kind]), {"weather", "clock"})
+    text = reader.push(before)
+    for space in (spaces := " \n" * 50):
+        text += reader.push(space)
+        assert len(reader._text) <= 2
+    text += reader.push(after) + reader.push("", final=True)
+    assert text == said.replace("{}", spaces, 1)
+
+
 def test_arguments_that_are_none() -> None:
     assert ToolCall("1", "f", '{"a": [1]}').arguments == {"a": [1]}
     for text in ('{"a": ', "5", "", "[" * 100_000, '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}'):
@@ -150,7 +178,14 @@ def test_arguments_that_are_none() -> None:
 
 
 def test_a_call_that_was_cut_as_it_opened_is_no_text() -> None:
-    for begin, said in ((f"{CALL}\n<too", ""), ("a <too", "a <too"), ("<too", ""), ("\n<", ""), ("ab", "ab")):
+    for begin, said in (
+        (f"{CALL}\n<too", ""),
+        ("a <too", "a <too"),
+        ("<too", ""),
+        ("\n<", ""),
+        ("ab", "ab"),
+        ("a \n<tool_call>{", "a"),
+    ):
         reader = CallReader(dialect(QWEN), {"weather"})
         assert reader.push(begin) + reader.push("", final=True, cut=True) == said
 

@@ -25,8 +25,6 @@ _HEAD = re.compile(
 )
 """Everything in it is bounded, so retrying with every token costs the same however much text is held back."""
 _BEGUN = re.compile(r'[\s\[]*\{\s*("name"|$)')
-_END = re.compile(r"\s*\}?\s*")
-_MORE = re.compile(r'\s*,\s*("|$)')
 _STRUCTURE = frozenset('{}[]:,+-.eEtrufalsn0123456789 \t\r\n"')  # all that JSON has outside of strings
 
 
@@ -55,7 +53,7 @@ class CallReader:
         self._parts: list[CallPart] = []
         self._text = ""  # not yet understood
         self._said: list[str] = []
-        self._gap = ""  # spaces before what may be a call
+        self._gap: list[str] = []  # white space before what may be a call
         self._after = False  # a call was the last thing
         self._spoke = False  # there was text
         self._json = _Object()
@@ -84,22 +82,26 @@ class CallReader:
 
     def _outside(self, final: bool) -> bool:
         """Read text until a call opens. White space around a call is dropped."""
+        self._hold(len(self._text) - len(self._text.lstrip()))
         place = self._text.find(self._opens)
-        if place >= 0:
-            self._gap = self._text[len(self._text[:place].rstrip()) : place]
-            self._say(self._text[: place - len(self._gap)])
-            return self._go(self._inside, place + len(self._opens))
-        whole = final and not (self._cut and (self._after or not self._spoke))  # else it is the begin of a call
-        end = len(self._text) if whole else len(self._text[: without_begin(self._text, self._opens)].rstrip())
-        self._say(self._text[:end])
-        return self._wait(end)
+        cut = self._cut and (self._after or not self._spoke)  # it may be the begin of a call
+        whole = place < 0 and final and not cut
+        end = place if place >= 0 else len(self._text) if whole else without_begin(self._text, self._opens)
+        bare = end if whole else len(self._text[:end].rstrip())
+        if bare or whole:
+            self._say(self._text[:bare])
+        if place < 0:
+            return self._wait(bare)
+        self._text = self._text[bare:]
+        self._hold(end - bare)
+        return self._go(self._inside, len(self._opens))
 
     def _first(self, final: bool) -> bool:
         """An answer is text, or nothing but calls if it begins with a brace."""
-        begin = len(self._text) - len(self._text.lstrip())
-        if begin == len(self._text) and not final:
+        self._hold(len(self._text) - len(self._text.lstrip()))
+        if not self._text and not final:
             return False
-        return self._go(self._inside, begin) if self._text[begin : begin + 1] == "{" else self._go(self._rest)
+        return self._go(self._inside if self._text[:1] == "{" else self._rest)
 
     def _rest(self, final: bool) -> bool:
         """Read text to the end."""
@@ -120,11 +122,13 @@ class CallReader:
         body, closes = self._text[:end], self._closes if place >= 0 else ""
         spoken, again, _ = body.partition(self._opens) if self._opens else (body, "", "")
         half = self._cut and not closes and not again and (self._opens or _BEGUN.match(body))
-        if not half and not self._whole_calls(body):
+        if half:
+            self._gap = []
+        elif not self._whole_calls(body):
             if again:  # this one was only spoken of
                 body, closes = spoken.rstrip(), ""
                 end = len(body)
-            self._say(self._gap + self._opens + body + closes)
+            self._say(self._opens + body + closes)
         return self._go(self._outside if self._opens else self._rest, end + len(closes))
 
     def _arguments(self, final: bool) -> bool:
@@ -138,24 +142,25 @@ class CallReader:
         return self._go(self._behind, end)
 
     def _behind(self, final: bool) -> bool:
-        """Read to the brace that ends a call."""
-        more = _MORE.match(self._text)
-        if more and not more[1]:
+        """Read to the brace that ends a call. White space means nothing here."""
+        self._text = self._text.lstrip()
+        if self._text[:1] in ("}", ","):
+            self._text = self._text[0] + self._text[1:].lstrip()
+        if self._text == ",":
             return False
-        if more:
+        if self._text.startswith(',"'):
             self._json = _Object("}")
-            return self._go(self._keys, more.start(1))
-        end = _END.match(self._text)
-        assert end is not None  # it may be empty
-        follows = self._text[end.end() : end.end() + 1]
+            return self._go(self._keys, 1)
+        end = int(self._text.startswith("}"))
         if not self._opens:
-            rest = self._text[end.end() :].lstrip(" ;,\t\r\n")
-            self._text = rest or self._text
+            rest = self._text[end:].lstrip(" ;,\t\r\n")
+            self._text = rest or self._text[: end + 1]
             return bool(rest) and self._go(self._inside if rest[0] == "{" else self._rest)
+        follows = self._text[end : end + 1]
         if not follows:
             return False
         if follows in ",{":
-            return self._go(self._inside, end.end() + (follows == ","))
+            return self._go(self._inside, end + (follows == ","))
         return self._go(self._between)
 
     def _keys(self, final: bool) -> bool:
@@ -183,15 +188,23 @@ class CallReader:
         self._text = self._text[end:]
         return False
 
+    def _hold(self, end: int) -> None:
+        """Hold white space at the front back, apart, so that it is not looked at again."""
+        self._gap.append(self._text[:end])
+        self._text = self._text[end:]
+
     # ---- what comes of it ----
 
     def _say(self, text: str) -> None:
+        """Text, behind the white space that was held back."""
+        text, self._gap = "".join([*self._gap, text]), []
         text = text.lstrip() if self._after else text
         if text:
             self._said.append(text)
             self._after, self._spoke = False, True
 
     def _begin(self, name: str) -> None:
+        self._gap = []
         self._calls.append((f"call_{secrets.token_hex(12)}", name, []))
         self._parts.append(CallPart(len(self._calls) - 1, *self._calls[-1][:2], ""))
 
