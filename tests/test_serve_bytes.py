@@ -11,7 +11,8 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,8 +23,13 @@ from pydantic import BaseModel, ConfigDict
 from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_runtime.answers.logprobs import score
+from bitnet_runtime.chat.calls import CallPart
+from bitnet_runtime.defaults import Sampling
 from bitnet_serve.endpoints import answers
 from bitnet_serve.endpoints.answers import Choice
+from bitnet_serve.endpoints.messages import Messages
+from bitnet_serve.models.generation import Ask, End, Mailbox, Text, Timings
+from bitnet_serve.models.registry import Served
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served, wait
@@ -116,6 +122,32 @@ def test_a_long_prefill_keeps_the_connection_alive(serving: Serving, monkeypatch
     monkeypatch.setattr(answers, "KEEP_ALIVE", 1e-6)
     _, _, text = request(serving, "POST", "/v1/completions", {"prompt": "x", "stream": True})
     assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
+
+
+def test_a_call_that_is_sent_when_it_is_complete_keeps_the_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /v1/messages. Its tokens come all the time, and nothing was sent for as long as it took to write it."""
+    clock = 0.0
+
+    async def feed(mailbox: Mailbox) -> None:
+        nonlocal clock
+        for text in ("{", *" " * 23, "}"):  # one a second
+            mailbox.put(0, Text("", calls=[CallPart(0, "call_1", "clock", text)]))
+            await asyncio.sleep(0)
+            clock += 1
+        mailbox.put(0, End("stop", 1, 25, Timings(0, 0, 0, 0)))
+
+    async def sent() -> list[bytes]:
+        mailbox = Mailbox()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock)
+        feeding = asyncio.create_task(feed(mailbox))
+        shape, choices = Messages(cast(Served, SimpleNamespace(name="m"))), [Choice(0, Ask([1], Sampling()))]
+        found = [data async for data in answers._events(shape, mailbox, choices)]
+        await feeding
+        return found
+
+    start, *comments, call, stop = asyncio.run(sent())
+    assert b"message_start" in start and b"tool_use" in call and b"message_stop" in stop
+    assert comments == [b": still working\n\n"] * 2
 
 
 def test_timings_tell_the_seed(serving: Serving) -> None:

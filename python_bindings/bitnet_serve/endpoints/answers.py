@@ -212,13 +212,16 @@ async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Sen
 
 
 async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> AsyncIterator[bytes]:
-    """The bytes to send, a few events at a time, or a comment when there are none for long."""
+    """The bytes to send, a few events at a time, or a comment when there are none for long: a token may have none."""
+    loop = asyncio.get_running_loop()
+    due = loop.time() + KEEP_ALIVE
     while not all(choice.end for choice in choices):
         try:
-            async with asyncio.timeout(KEEP_ALIVE):
+            async with asyncio.timeout_at(due):
                 index, found = await mailbox.get()
         except TimeoutError:
             yield b": still working\n\n"
+            due = loop.time() + KEEP_ALIVE
             continue
         choice, pieces, scored = _take(choices, index, found)
         out: list[Any] = []
@@ -236,6 +239,7 @@ async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> Asyn
             out += shape.end(choice)
         if out:
             yield b"".join(map(event, out))
+            due = loop.time() + KEEP_ALIVE
     yield b"".join(map(event, shape.close(choices)))
 
 
