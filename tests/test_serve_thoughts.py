@@ -138,8 +138,10 @@ def test_thoughts_before_calls(serving: Serving) -> None:
     assert [item["type"] for item in answer["output"]] == ["reasoning", "function_call"]
 
 
-def test_every_token_is_scored_once(serving: Serving) -> None:
-    asked = {"model": "thinks", "messages": ASK, "logprobs": True, "n": 2}
+@pytest.mark.parametrize("stop", [[], [f"{TEXT[-2:]} and"]])
+def test_every_token_is_scored_once(serving: Serving, stop: list[str]) -> None:
+    """And an end token is none of the answer, even if text that was held back comes with it."""
+    asked = {"model": "thinks", "messages": ASK, "logprobs": True, "n": 2, "stop": stop}
     _, answer = post(serving, "/v1/chat/completions", asked)
     for choice in answer["choices"]:
         assert bytes(byte for each in choice["logprobs"]["content"] for byte in each["bytes"]) == TEXT.encode()

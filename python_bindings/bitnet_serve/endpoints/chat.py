@@ -261,8 +261,8 @@ class Chat(Shape):
         return {"content": content, "refusal": None}
 
     def _rest(self, choice: Choice) -> list[Scored]:
-        """A character that was never completed. After a stop text the rest is not part of the answer."""
-        return choice.held if choice.ended().finish_reason == "length" else []
+        """Of a character that was never completed, or a tag. After a stop text the rest is not part of the answer."""
+        return [] if choice.ended().stopped_by else choice.held
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         name, data = self.served.token(token)

@@ -52,7 +52,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     for place, prompt in enumerate(given):
         with naming(f"prompt {place}" if len(given) > 1 else ""):
             tokens = _tokens(model, prompt, body, options.max_tokens)
-        asks.append(Ask(tokens, options, None, top, scores, receipt=receipt))
+        asks.append(Ask(tokens, options, None, top, scores, score_end=True, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
     if scores and top is not None and (scored := n * (top + 1) * sum(len(ask.prompt) for ask in asks)) > MOST_SCORED:
         raise refuse(

@@ -104,6 +104,7 @@ class Ask:
     pixels: NDArray[np.float32] | None = None
     top: int | None = None  # tokens are scored, beside so many others
     score_prompt: bool = False
+    score_end: bool = False  # an end token is scored, too
     guide: Guide | None = None  # the compiled format of the options
     receipt: bool = False  # the answer gets one
     tools: Tools | None = None  # that it may call
@@ -197,7 +198,8 @@ class Generation(Task):
             self._first = time.perf_counter()
         while writer.ready and not writer.done:
             piece = writer.pop()
-            self._tell(Text(piece.text, piece.scored, piece.calls, piece.reasoning))
+            scored = None if piece.token is None and not self._ask.score_end else piece.scored
+            self._tell(Text(piece.text, scored, piece.calls, piece.reasoning))
         self.done = writer.done
 
     def fail(self, error: Exception) -> None:
