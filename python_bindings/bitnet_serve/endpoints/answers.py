@@ -31,6 +31,7 @@ class Block:
     call: CallPart | None = None
     texts: list[str] = field(default_factory=list)
     thinks: bool = False
+    place: int = 0  # among the blocks of the answer
 
     @property
     def text(self) -> str:
@@ -46,6 +47,7 @@ class Choice:
     blocks: list[Block] = field(default_factory=list)
     prompt_scored: list[Scored] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
+    called: int = 0  # blocks that are calls
     made: int = 0  # tokens that have come
     end: End | None = None
     begun = False
@@ -78,17 +80,18 @@ class Choice:
 
     def take(self, found: Text) -> list[tuple[Block, str]]:
         """Add an event. Returns the blocks that grew, with their new text; all but the last block are complete."""
-        going = [part for part in found.calls if part.number < len(self.calls)]
+        going = [part for part in found.calls if part.number < self.called]
         new = found.calls[len(going) :]
         out = [(self.blocks[-1], part.text) for part in going]
         for text, thinks in ((found.reasoning, True), (found.text, False)):
             if text:
                 if not self.blocks or self.blocks[-1].call is not None or self.blocks[-1].thinks != thinks:
-                    self.blocks.append(Block(thinks=thinks))
+                    self.blocks.append(Block(thinks=thinks, place=len(self.blocks)))
                 out.append((self.blocks[-1], text))
         for part in new:
-            if part.number == len(self.calls):
-                self.blocks.append(Block(part))
+            if part.number == self.called:
+                self.blocks.append(Block(part, place=len(self.blocks)))
+                self.called += 1
             out.append((self.blocks[-1], part.text))
         for block, text in out:
             block.texts.append(text)

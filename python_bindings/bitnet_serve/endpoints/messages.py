@@ -174,12 +174,12 @@ class Messages(Shape):
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
         if block.call is None:
-            yield self._of(choice, block, "start", content_block=_content_block(Block(thinks=block.thinks)))
+            yield self._of(block, "start", content_block=_content_block(Block(thinks=block.thinks)))
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         if block.call is None:
             kind = "thinking" if block.thinks else "text"
-            yield self._of(choice, block, "delta", delta={"type": f"{kind}_delta", kind: text})
+            yield self._of(block, "delta", delta={"type": f"{kind}_delta", kind: text})
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
         """A call is sent when it is complete, because broken arguments are not a call here."""
@@ -189,9 +189,9 @@ class Messages(Shape):
             if whole["type"] == "tool_use":
                 text = {"type": "input_json_delta", "partial_json": block.text}
             empty: dict[str, Any] = {"input": {}} if whole["type"] == "tool_use" else {"text": ""}
-            yield self._of(choice, block, "start", content_block=whole | empty)
-            yield self._of(choice, block, "delta", delta=text)
-        yield self._of(choice, block, "stop")
+            yield self._of(block, "start", content_block=whole | empty)
+            yield self._of(block, "delta", delta=text)
+        yield self._of(block, "stop")
 
     def end(self, choice: Choice) -> Iterable[Any]:
         reason, stop = self._reason(choice)
@@ -209,8 +209,8 @@ class Messages(Shape):
         content = [_content_block(block) for block in choice.blocks]
         return self._message(content, *self._reason(choice), self._usage(choice))
 
-    def _of(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
-        return {"type": f"content_block_{kind}", "index": choice.blocks.index(block), **more}
+    def _of(self, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{kind}", "index": block.place, **more}
 
     def _message(
         self, content: list[Any], reason: str | None, stop: str | None, usage: dict[str, int]

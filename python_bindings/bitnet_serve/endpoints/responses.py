@@ -119,30 +119,30 @@ class Responses(Shape):
         yield self._event("response.in_progress", response=begun)
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
-        item = self._item(choice, block, "in_progress", "")
+        item = self._item(block, "in_progress", "")
         if block.call is None:
             item["content"] = []
-        yield self._of(choice, block, "response.output_item.added", item=item)
+        yield self._of(block, "response.output_item.added", item=item)
         if block.call is None:
-            yield self._of_part(choice, block, "response.content_part.added", part=self._part(block, ""))
+            yield self._of_part(block, "response.content_part.added", part=self._part(block, ""))
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         if block.call is None:
             kind, more = self._kind(block)
-            yield self._of_part(choice, block, f"response.{kind}.delta", delta=text, **more)
+            yield self._of_part(block, f"response.{kind}.delta", delta=text, **more)
         else:
-            at = {"item_id": self._id(choice, block), "delta": text}
-            yield self._of(choice, block, "response.function_call_arguments.delta", **at)
+            at = {"item_id": self._id(block), "delta": text}
+            yield self._of(block, "response.function_call_arguments.delta", **at)
 
     def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
         if block.call is None:
             kind, more = self._kind(block)
-            yield self._of_part(choice, block, f"response.{kind}.done", text=block.text, **more)
-            yield self._of_part(choice, block, "response.content_part.done", part=self._part(block, block.text))
+            yield self._of_part(block, f"response.{kind}.done", text=block.text, **more)
+            yield self._of_part(block, "response.content_part.done", part=self._part(block, block.text))
         else:
-            at = {"item_id": self._id(choice, block), "arguments": block.text}
-            yield self._of(choice, block, "response.function_call_arguments.done", **at)
-        yield self._of(choice, block, "response.output_item.done", item=self._whole_item(choice, block))
+            at = {"item_id": self._id(block), "arguments": block.text}
+            yield self._of(block, "response.function_call_arguments.done", **at)
+        yield self._of(block, "response.output_item.done", item=self._whole_item(choice, block))
 
     def end(self, choice: Choice) -> Iterable[Any]:
         yield self._event(f"response.{self._status(choice)}", response=self.whole([choice]))
@@ -162,11 +162,11 @@ class Responses(Shape):
         self.number += 1
         return {"type": kind, "sequence_number": self.number - 1, **more}
 
-    def _of(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
-        return self._event(kind, output_index=choice.blocks.index(block), **more)
+    def _of(self, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return self._event(kind, output_index=block.place, **more)
 
-    def _of_part(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
-        return self._of(choice, block, kind, item_id=self._id(choice, block), content_index=0, **more)
+    def _of_part(self, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return self._of(block, kind, item_id=self._id(block), content_index=0, **more)
 
     def _kind(self, block: Block) -> tuple[str, dict[str, Any]]:
         """What its text is called, and a field that only some have."""
@@ -176,12 +176,12 @@ class Responses(Shape):
         kind, more = self._kind(block)
         return {"type": kind, "text": text, **({} if block.thinks else {"annotations": []}), **more}
 
-    def _id(self, choice: Choice, block: Block) -> str:
+    def _id(self, block: Block) -> str:
         kind = "fc" if block.call else "rs" if block.thinks else "msg"
-        return f"{kind}_{self.id}{choice.blocks.index(block)}"
+        return f"{kind}_{self.id}{block.place}"
 
-    def _item(self, choice: Choice, block: Block, status: str, text: str) -> dict[str, Any]:
-        head = {"id": self._id(choice, block), "status": status}
+    def _item(self, block: Block, status: str, text: str) -> dict[str, Any]:
+        head = {"id": self._id(block), "status": status}
         if block.thinks:
             return head | {"type": "reasoning", "summary": [], "content": [self._part(block, text)]}
         if block.call is None:
@@ -192,7 +192,7 @@ class Responses(Shape):
 
     def _whole_item(self, choice: Choice, block: Block) -> dict[str, Any]:
         last = choice.end is not None and block is choice.blocks[-1]
-        return self._item(choice, block, self._status(choice) if last else "completed", block.text)
+        return self._item(block, self._status(choice) if last else "completed", block.text)
 
     def _response(self, status: str, output: list[Any], choice: Choice | None) -> dict[str, Any]:
         usage = None
