@@ -237,6 +237,7 @@ def test_a_template_from_a_file(models: Path, tmp_path: Path) -> None:
     ):  # fmt: skip
         done = bitnet("chat", models / "text", "--chat-template", tmp_path / name, stdin="go")
         assert done.returncode in (1, 2) and not done.stdout and said in done.stderr and "Traceback" not in done.stderr
+        assert "roles" not in done.stderr, "no other messages would help"
 
 
 def test_a_model_that_cannot_chat_is_refused_at_once(tmp_path: Path) -> None:

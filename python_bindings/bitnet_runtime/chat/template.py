@@ -133,9 +133,12 @@ class ChatTemplate:
             reply = {"error": f"failed: {error}"}
         if "error" not in reply:
             return str(reply["text"])
+        wrong = f"the chat template of the file {reply['error']}"
+        if reply["error"].startswith("is broken"):
+            raise TemplateError(f"{wrong}; correct it, or give another: --chat-template, chat_template of Model.load")
         roles = ", ".join(str(message["role"]) for message in messages[:8])
         raise TemplateError(
-            f"the chat template of the file {reply['error']}; the roles given were {roles:.200}"
+            f"{wrong}; the roles given were {roles:.200}"
             f"{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
             f"after at most one system message"
         )
