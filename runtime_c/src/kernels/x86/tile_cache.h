@@ -58,9 +58,10 @@ typedef uint8_t weight_tiles[2][TILE_ROWS][TILE_COLUMNS];
 /* Collects the parts, of which 16 of each alternate. */
 INLINE void split_weights(weight_tiles to, const uint8_t *codes, size_t stride, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const bytes a = bytes_load(codes + i * stride), b = bytes_load(codes + i * stride + 64);
-        bytes_store(to[0][i], _mm512_shuffle_i32x4(a, b, 0x88));
-        bytes_store(to[1][i], _mm512_shuffle_i32x4(a, b, 0xdd));
+        const __m512i a = _mm512_loadu_si512(codes + i * stride);
+        const __m512i b = _mm512_loadu_si512(codes + i * stride + 64);
+        _mm512_storeu_si512(to[0][i], _mm512_shuffle_i32x4(a, b, 0x88));
+        _mm512_storeu_si512(to[1][i], _mm512_shuffle_i32x4(a, b, 0xdd));
     }
 }
 
