@@ -46,12 +46,6 @@ INLINE void tiles_release(void) {
         WRITTEN;                                                                                   \
         _tile_loadd(tile, from, stride);                                                           \
     } while (0)
-/* for data that is not read again soon */
-#define tile_load_once(tile, from, stride)                                                         \
-    do {                                                                                           \
-        WRITTEN;                                                                                   \
-        _tile_stream_loadd(tile, from, stride);                                                    \
-    } while (0)
 #define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
 /* sum[i][j] += sum over k < 64 of a[i][k] * b[k / 4][4 j + k % 4], signed bytes */
 #define tile_dot(sum, a, b) _tile_dpbssd(sum, a, b)
@@ -79,7 +73,6 @@ INLINE void tile_load(int i, const void *from, size_t stride) {
     for (size_t r = 0; r < tile_file[i].rows; r++)
         memcpy(tile_file[i].at[r], (const uint8_t *)from + r * stride, TILE_COLUMNS);
 }
-#define tile_load_once tile_load
 INLINE void tile_store(int i, void *to, size_t stride) {
     for (size_t r = 0; r < tile_file[i].rows; r++)
         memcpy((uint8_t *)to + r * stride, tile_file[i].at[r], TILE_COLUMNS);
