@@ -6,7 +6,7 @@
  * not change. It is printed, so that machines can be compared.
  *
  *     logits_hash [FILE]      without FILE, small random models
- *     logits_hash --brief     of these each tier takes one way in turn: for CPUs that are emulated
+ *     logits_hash --brief     of these the best tier takes one way in turn: for CPUs that are emulated
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -319,15 +319,15 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     return crc;
 }
 
-/* Hash one model on all tiers, in all ways or, with a `turn` from 0 on, in one way each; returns
- * the common hash. */
+/* Hash one model on all tiers in all ways or, with a `turn` from 0 on, on the best tier in one way;
+ * returns the common hash. */
 static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn_kv_type type,
                          int32_t turn) {
     uint32_t first = 0;
     int known = 0;
     for (int32_t i = 0; bn_isa_name(i) != NULL; i++)
         for (int32_t way = 0; way < 3; way++) {
-            if (turn >= 0 && way != (i + turn) % 3)
+            if (turn >= 0 && (i > 0 || way != turn % 3))
                 continue;
             const bn_load_options options = {.threads = way + 1, .isa = bn_isa_name(i)};
             char why[BN_DETAIL_SIZE] = "";

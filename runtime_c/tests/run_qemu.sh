@@ -83,7 +83,6 @@ elif ! have qemu-x86_64; then
 else
     on Nehalem scalar native qemu-x86_64 -cpu Nehalem
     on Haswell avx2 native qemu-x86_64 -cpu Haswell
-    on max - native qemu-x86_64 -cpu max
 fi
 
 # qemu has neither AVX-512, AVX-VNNI nor AMX; a CPU with the first runs the second's code in another
