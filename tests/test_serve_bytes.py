@@ -25,7 +25,7 @@ from bitnet_runtime import Model
 from bitnet_runtime.answers.logprobs import score
 from bitnet_runtime.chat.calls import CallPart
 from bitnet_runtime.defaults import Sampling
-from bitnet_serve.endpoints import answers
+from bitnet_serve.endpoints import sending
 from bitnet_serve.endpoints.answers import Choice
 from bitnet_serve.endpoints.messages import Messages
 from bitnet_serve.models.generation import Ask, End, Mailbox, Text, Timings
@@ -114,12 +114,12 @@ def test_of_equally_likely_tokens_the_lowest_ids_are_told() -> None:
 def test_text_ends_no_line_of_an_event() -> None:
     """httpx reads lines as Python's splitlines does."""
     said = {"type": "text", "text": "".join(map(chr, range(0x3000)))}
-    name, data, end = answers.event(said).decode().splitlines()
+    name, data, end = sending.event(said).decode().splitlines()
     assert (name, end) == ("event: text", "") and json.loads(data.removeprefix("data: ")) == said
 
 
 def test_a_long_prefill_keeps_the_connection_alive(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "KEEP_ALIVE", 1e-6)
+    monkeypatch.setattr(sending, "KEEP_ALIVE", 1e-6)
     _, _, text = request(serving, "POST", "/v1/completions", {"prompt": "x", "stream": True})
     assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
 
@@ -141,7 +141,7 @@ def test_a_call_that_is_sent_when_it_is_complete_keeps_the_connection_alive(monk
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock)
         feeding = asyncio.create_task(feed(mailbox))
         shape, choices = Messages(cast(Served, SimpleNamespace(name="m"))), [Choice(0, Ask([1], Sampling()))]
-        found = [data async for data in answers._events(shape, mailbox, choices)]
+        found = [data async for data in sending.stream_events(shape, mailbox, choices)]
         await feeding
         return found
 

@@ -14,10 +14,11 @@ import pytest
 
 from bitnet_runtime.chat.calls import CallPart
 from bitnet_runtime.defaults import Sampling
-from bitnet_serve.endpoints.answers import Block, Choice, Shape, _events
+from bitnet_serve.endpoints.answers import Block, Choice, Shape
 from bitnet_serve.endpoints.chat import Chat
 from bitnet_serve.endpoints.messages import Messages
 from bitnet_serve.endpoints.responses import Responses
+from bitnet_serve.endpoints.sending import stream_events
 from bitnet_serve.models.generation import Ask, End, Mailbox, Text, Timings
 from bitnet_serve.models.registry import Served
 from bitnet_serve.server import Serving
@@ -248,7 +249,7 @@ def test_a_token_costs_the_same_behind_many_calls(shape: Shape) -> None:
             for text in ("{", "}"):
                 mailbox.put(0, Text("", calls=[CallPart(call, f"call_{call}", "clock", text)]))
         mailbox.put(0, End("stop", 1, 200, Timings(0, 0, 0, 0)))
-        return len([data async for data in _events(shape, mailbox, [choice])])
+        return len([data async for data in stream_events(shape, mailbox, [choice])])
 
     assert asyncio.run(sent()) > 100
     assert len(choice.calls) == 100 and cast(Walked, choice.blocks).walks < 10

@@ -20,7 +20,8 @@ from bitnet_runtime import __version__
 from bitnet_runtime.errors import BitnetError
 from bitnet_serve import body, metrics, openapi, page
 from bitnet_serve.endpoints import chat, completions, embeddings, infill, messages, offers, responses, tokens
-from bitnet_serve.endpoints.answers import Work, respond, unless_gone
+from bitnet_serve.endpoints.answers import Work
+from bitnet_serve.endpoints.sending import respond, unless_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models.registry import Served
 from bitnet_serve.models.scheduler import OverloadedError

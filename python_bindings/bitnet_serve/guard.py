@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_runtime.errors import shown
-from bitnet_serve.endpoints.answers import send_all
+from bitnet_serve.endpoints.sending import send_all
 from bitnet_serve.errors import ApiError
 
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112

@@ -1,27 +1,16 @@
-"""From the events of generations to the bytes of a response: whole, or as server-sent events."""
+"""The answer to a request as its events come in, and the form that an API gives it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
-
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from typing import Any, Protocol
 
 from bitnet_runtime.answers.logprobs import Scored
 from bitnet_runtime.chat.calls import CallPart
 from bitnet_serve.errors import ApiError, api_error
-from bitnet_serve.models.generation import Ask, End, Failure, Generation, Mailbox, Scores, Text
+from bitnet_serve.models.generation import Ask, End, Failure, Scores, Text
 from bitnet_serve.models.registry import Served
-
-KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive
-LINES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})  # Python ends a line at them
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -141,119 +130,7 @@ class Work:
     stream: bool
 
 
-def event(data: Any) -> bytes:
-    """A server-sent event as bytes."""
-    if isinstance(data, str):
-        return data.encode()
-    name = f"event: {data['type']}\n" if "type" in data and "object" not in data else ""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINES)
-    return f"{name}data: {text}\n\n".encode(errors="replace")
-
-
-async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run the work and send the answer. Everything stops when the client leaves, or does not read for too long."""
-    mailbox, who, client = Mailbox(), scope["state"].get("who"), scope["state"].get("client")
-    choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
-    tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
-    work.served.scheduler.submit(tasks, client)
-    answer = _stream if work.stream else _whole
-    try:
-        await unless_gone(receive, answer(work, mailbox, choices, send))
-    except ClientDisconnect:
-        scope["state"]["left"] = True
-    finally:
-        prompts = {id(ask.prompt): len(ask.prompt) for ask in work.asks}
-        scope["state"]["tokens"] = sum(prompts.values()), sum(choice.made for choice in choices)
-        work.served.scheduler.cancel([task for task, choice in zip(tasks, choices, strict=True) if not choice.end])
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: ClientDisconnect."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for each in (working, leaving):
-            each.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await each
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
-    while not all(choice.end for choice in choices):
-        _take(choices, *await mailbox.get())
-    body = await asyncio.to_thread(lambda: json.dumps(work.shape.whole(choices)).encode())  # it may be long
-    await send_all(send, 200, "application/json", body)
-
-
-async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
-    begun = False
-
-    async def put(data: bytes, more: bool = True) -> None:
-        nonlocal begun
-        if not begun:  # an error before this has its own status
-            begun = True
-            await send(_start(200, "text/event-stream; charset=utf-8", [(b"x-accel-buffering", b"no")]))
-        await send({"type": "http.response.body", "body": data, "more_body": more})
-
-    try:
-        async for data in _events(work.shape, mailbox, choices):
-            await put(data)
-    except ApiError as error:
-        if not begun:
-            raise
-        await put(b"".join(map(event, work.shape.error(error))))
-    await put(b"", False)
-
-
-async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> AsyncIterator[bytes]:
-    """The bytes to send, a few events at a time, or a comment when there are none for long: a token may have none."""
-    loop = asyncio.get_running_loop()
-    due = loop.time() + KEEP_ALIVE
-    while not all(choice.end for choice in choices):
-        try:
-            async with asyncio.timeout_at(due):
-                index, found = await mailbox.get()
-        except TimeoutError:
-            yield b": still working\n\n"
-            due = loop.time() + KEEP_ALIVE
-            continue
-        choice, pieces, scored = _take(choices, index, found)
-        out: list[Any] = []
-        if isinstance(found, Text | End) and not choice.begun:
-            choice.begun = True
-            out += shape.start(choice)
-        for block, text in pieces:
-            if block is not choice.open:
-                out += _switch(shape, choice, block)
-            if text:
-                out += shape.piece(choice, block, text, scored)
-                scored = []
-        if isinstance(found, End):
-            out += _switch(shape, choice, None)
-            out += shape.end(choice)
-        if out:
-            yield b"".join(map(event, out))
-            due = loop.time() + KEEP_ALIVE
-    yield b"".join(map(event, shape.close(choices)))
-
-
-def _switch(shape: Shape, choice: Choice, block: Block | None) -> list[Any]:
-    """The events that end the open block and begin another."""
-    ended, choice.open = choice.open, block
-    out = [] if ended is None else list(shape.finish(choice, ended))
-    return out if block is None else [*out, *shape.begin(choice, block)]
-
-
-def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice, list[tuple[Block, str]], list[Scored]]:
+def take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice, list[tuple[Block, str]], list[Scored]]:
     """Write an event down. Returns the choice, what is new of its blocks, and the scores of tokens whose text is
     complete with it."""
     choice = choices[index]
@@ -278,16 +155,3 @@ def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice,
             choice.scored += scored
             return choice, pieces, scored
     return choice, [], []
-
-
-def _start(status: int, kind: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
-    fixed = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
-    return {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
-
-
-async def send_all(
-    send: Send, status: int, kind: str, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """A whole response."""
-    await send(_start(status, kind, [(b"content-length", b"%d" % len(body)), *headers]))
-    await send({"type": "http.response.body", "body": body})
