@@ -96,3 +96,18 @@ def client(serving: Any) -> Any:
     from openai import OpenAI
 
     return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of the server send each token by itself, as they do when they keep up."""
+    from bitnet_serve.models.generation import Event, Mailbox
+
+    all_that_come = Mailbox.get
+
+    async def get(mailbox: Mailbox) -> list[tuple[int, Event]]:
+        first, *others = await all_that_come(mailbox)
+        mailbox._events.extendleft(reversed(others))
+        return [first]
+
+    monkeypatch.setattr(Mailbox, "get", get)

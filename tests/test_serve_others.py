@@ -65,6 +65,7 @@ def test_responses(client: OpenAI) -> None:
     assert cut.incomplete_details is not None and cut.incomplete_details.reason == "max_output_tokens"
 
 
+@pytest.mark.usefixtures("token_by_token")
 def test_responses_as_a_stream(client: OpenAI, serving: Serving) -> None:
     with client.responses.stream(model="script", input="go") as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
@@ -166,6 +167,7 @@ def test_wishes_about_caching_change_no_answer(claude: Anthropic, client: OpenAI
     assert client.responses.create(model="script", input="go", **hint).output_text == "Good day, €!"
 
 
+@pytest.mark.usefixtures("token_by_token")
 def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
     with claude.messages.stream(model="script", max_tokens=50, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == "Good day, €!"

@@ -3,24 +3,13 @@ fields. Third-party clients ignore what they do not know, so they prove little a
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from bitnet_runtime.chat.calls import CallPart
-from bitnet_runtime.defaults import Sampling
-from bitnet_serve.endpoints.answers import Block, Choice, Shape
-from bitnet_serve.endpoints.chat import Chat
-from bitnet_serve.endpoints.messages import Messages
-from bitnet_serve.endpoints.responses import Responses
-from bitnet_serve.endpoints.sending import stream_events
-from bitnet_serve.models.generation import Ask, End, Mailbox, Text, Timings
-from bitnet_serve.models.registry import Served
 from bitnet_serve.server import Serving
 from servers import request, served
 from tool_models import ASK, CALL, FLAT, SECOND, TOOLS, calling_model
@@ -217,39 +206,3 @@ def test_messages(serving: Serving, model: str) -> None:
     assert re.fullmatch(f"message_start ({block}){{{1 if model == 'text' else 4}}}message_delta message_stop", names)
     places = [each["index"] for each in found if "index" in each]
     assert places == sorted(places) and set(places) == set(range(places[-1] + 1))
-
-
-class Walked(list[Block]):
-    """Counts how often somebody goes through it."""
-
-    walks = 0
-
-    def __iter__(self) -> Iterator[Block]:
-        self.walks += 1
-        return super().__iter__()
-
-    def index(self, *args: Any) -> int:
-        self.walks += 1
-        return super().index(*args)
-
-
-MODEL = cast(Served, SimpleNamespace(name="m", fingerprint="f", model=SimpleNamespace(defaults=Sampling())))
-
-
-@pytest.mark.parametrize(
-    "shape", [Chat(MODEL, None), Messages(MODEL), Responses(MODEL, {})], ids=lambda it: type(it).__name__
-)
-def test_a_token_costs_the_same_behind_many_calls(shape: Shape) -> None:
-    """All streams of the server wait meanwhile."""
-    choice = Choice(0, Ask([1], Sampling()), Walked())
-
-    async def sent() -> int:
-        mailbox = Mailbox()
-        for call in range(100):
-            for text in ("{", "}"):
-                mailbox.put(0, Text("", calls=[CallPart(call, f"call_{call}", "clock", text)]))
-        mailbox.put(0, End("stop", 1, 200, Timings(0, 0, 0, 0)))
-        return len([data async for data in stream_events(shape, mailbox, [choice])])
-
-    assert asyncio.run(sent()) > 100
-    assert len(choice.calls) == 100 and cast(Walked, choice.blocks).walks < 10

@@ -82,6 +82,7 @@ def test_calls(client: OpenAI) -> None:
         assert choice.message.tool_calls is None
 
 
+@pytest.mark.usefixtures("token_by_token")
 @pytest.mark.parametrize("model", [*ANSWERS, "llama"])
 def test_calls_as_a_stream_are_those_of_the_whole(client: OpenAI, model: str) -> None:
     asked: dict[str, Any] = {"model": model, "messages": ASK, "tools": TOOLS, "n": 2}
@@ -179,6 +180,7 @@ def test_wrong_tools(serving: Serving, wrong: Any, param: str) -> None:
 # ---- /v1/responses ----
 
 
+@pytest.mark.usefixtures("token_by_token")
 @pytest.mark.parametrize("model", ["one", "two", "llama", "text"])
 def test_responses(client: OpenAI, model: str) -> None:
     asked: dict[str, Any] = {"model": model, "input": "weather?", "tools": FLAT}

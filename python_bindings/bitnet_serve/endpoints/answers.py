@@ -41,6 +41,8 @@ class Choice:
     end: End | None = None
     begun = False
     open: Block | None = None  # the block whose events are being sent, in a stream
+    unsent: list[str] = field(default_factory=list)  # what has come of its text since the last of them
+    unsent_scores: list[Scored] = field(default_factory=list)
     length: int = 0  # of `text`, which would take a while to join for each token
     held: list[Scored] = field(default_factory=list)  # scores of tokens whose text has not come; an end token has none
 

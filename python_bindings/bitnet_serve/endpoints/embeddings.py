@@ -194,7 +194,7 @@ async def compute(served: Served, asked: Asked, client: object) -> tuple[int, by
     served.scheduler.submit([task], client)
     event: Event
     try:
-        _, event = await mailbox.get()
+        [(_, event)] = await mailbox.get()
     except asyncio.CancelledError:
         served.scheduler.cancel([task])
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work, take
 from bitnet_serve.errors import ApiError
-from bitnet_serve.models.generation import End, Generation, Mailbox, Text
+from bitnet_serve.models.generation import End, Event, Generation, Mailbox, Text
 
 KEEP_ALIVE = 10.0  # seconds of silence after which a comment keeps the connection alive
 LINES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})  # Python ends a line at them
@@ -69,7 +69,8 @@ async def _until_gone(receive: Receive) -> None:
 
 async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
     while not all(choice.end for choice in choices):
-        take(choices, *await mailbox.get())
+        for index, found in await mailbox.get():
+            take(choices, index, found)
     body = await asyncio.to_thread(lambda: json.dumps(work.shape.whole(choices)).encode())  # it may be long
     await send_all(send, 200, "application/json", body)
 
@@ -95,19 +96,39 @@ async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Sen
 
 
 async def stream_events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> AsyncIterator[bytes]:
-    """The bytes to send, a few events at a time, or a comment when there are none for long: a token may have none."""
+    """The bytes to send, or a comment when there are none for long: a token may have none. Tokens that have come
+    meanwhile are one event."""
     loop = asyncio.get_running_loop()
     due = loop.time() + KEEP_ALIVE
     while not all(choice.end for choice in choices):
         try:
             async with asyncio.timeout_at(due):
-                index, found = await mailbox.get()
+                come = await mailbox.get()
         except TimeoutError:
             yield b": still working\n\n"
             due = loop.time() + KEEP_ALIVE
             continue
-        choice, pieces, scored = take(choices, index, found)
-        out: list[Any] = []
+        out, failed = _events_of(shape, choices, come)
+        if out:
+            yield b"".join(map(event, out))
+            due = loop.time() + KEEP_ALIVE
+        if failed:
+            raise failed
+    yield b"".join(map(event, shape.close(choices)))
+
+
+def _events_of(
+    shape: Shape, choices: list[Choice], come: Sequence[tuple[int, Event]]
+) -> tuple[list[Any], ApiError | None]:
+    """What to send for these events, and the failure at their end."""
+    out: list[Any] = []
+    failed = None
+    for index, found in come:
+        try:
+            choice, pieces, scored = take(choices, index, found)
+        except ApiError as error:
+            failed = error
+            break
         if isinstance(found, Text | End) and not choice.begun:
             choice.begun = True
             out += shape.start(choice)
@@ -115,21 +136,31 @@ async def stream_events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -
             if block is not choice.open:
                 out += _switch(shape, choice, block)
             if text:
-                out += shape.piece(choice, block, text, scored)
+                choice.unsent.append(text)
+                choice.unsent_scores += scored
                 scored = []
         if isinstance(found, End):
             out += _switch(shape, choice, None)
             out += shape.end(choice)
-        if out:
-            yield b"".join(map(event, out))
-            due = loop.time() + KEEP_ALIVE
-    yield b"".join(map(event, shape.close(choices)))
+    for choice in choices:
+        out += _piece(shape, choice)
+    return out, failed
+
+
+def _piece(shape: Shape, choice: Choice) -> list[Any]:
+    """The events for the unsent text of the open block."""
+    if choice.open is None or not choice.unsent:
+        return []
+    text, scored = "".join(choice.unsent), choice.unsent_scores
+    choice.unsent, choice.unsent_scores = [], []
+    return list(shape.piece(choice, choice.open, text, scored))
 
 
 def _switch(shape: Shape, choice: Choice, block: Block | None) -> list[Any]:
     """The events that end the open block and begin another."""
+    out = _piece(shape, choice)
     ended, choice.open = choice.open, block
-    out = [] if ended is None else list(shape.finish(choice, ended))
+    out += [] if ended is None else shape.finish(choice, ended)
     return out if block is None else [*out, *shape.begin(choice, block)]
 
 

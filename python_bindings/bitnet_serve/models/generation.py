@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,22 +78,36 @@ Event = Text | Scores | End | Failure
 
 
 class Mailbox:
-    """Events of the tasks of one request, from the scheduler's thread to the loop of the server."""
+    """Events of the tasks of one request, from the scheduler's thread to the loop of the server. The loop is called
+    once for all that come until it looks: a call takes as long as a small model needs for a token."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: deque[tuple[int, Event]] = deque()
+        self._called = False  # the loop, which has not looked yet
+        self._some = asyncio.Event()
 
     def put(self, index: int, event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
+        self._events.append((index, event))
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
+                self._loop.call_soon_threadsafe(self._look)
 
-    async def get(self) -> tuple[int, Event]:
-        return await self._queue.get()
+    def _look(self) -> None:
+        self._called = False  # before the events are taken: one that comes later calls again
+        self._some.set()
+
+    async def get(self) -> list[tuple[int, Event]]:
+        """All that have come, at least one, in order."""
+        while not self._events:
+            self._some.clear()
+            await self._some.wait()
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     @property
     def full(self) -> bool:
-        return self._queue.qsize() > UNREAD
+        return len(self._events) > UNREAD
 
 
 @dataclass(frozen=True)
