@@ -16,7 +16,6 @@ import torch
 from bitnet.data import drawn
 from bitnet_export import random_model
 from docs_text import Block, blocks, commands_of
-from picture_data import captions, questions
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
 from test_image_prompts import PARTS
 from test_model_images import IMAGE, VOCAB, packed
@@ -81,8 +80,6 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     (folder / "prompt.txt").write_text("the cat")
     (folder / "answer.json").write_text('{"enum": ["yes", "no", "perhaps"]}')
     drawn.write(folder / "pictures", 40, seed=1)
-    for name, number in (("cat.png", 0), ("dog.png", 1)):
-        shutil.copy(folder / f"pictures/images/{number:06}.png", folder / name)
     packed(folder / "siglip.bitnet", TOWERS.replace(vocab_size=VOCAB))
     sees = PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE)
     packed(folder / "answers.bitnet", sees, template=PARTS)
@@ -94,8 +91,6 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     (folder / "talks.jsonl").write_text("".join(turns % i for i in range(8)))
     wish = '{"prompt": "%d", "chosen": "the cat", "rejected": "a dog"}\n'
     (folder / "wishes.jsonl").write_text("".join(wish % i for i in range(8)))
-    captions(folder, 12)
-    questions(folder, 12)
     return folder
 
 
