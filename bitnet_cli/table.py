@@ -29,7 +29,7 @@ VERBS = (
     Verb("generate", "continue a text"),
     Verb("verify-receipt", "check that an answer came from a model"),
     Verb("chat", "talk to a model"),
-    Verb("serve", "answer over HTTP, as OpenAI's API does, with a chat page", "serve"),
+    Verb("serve", "answer over HTTP, as OpenAI's and Anthropic's APIs do, with a chat page", "serve"),
     Verb("embed", "vectors of texts or pictures, or how alike they are"),
     Verb("similarity", "how well texts fit pictures", "images"),
     Verb("bench", "measure speed and memory against the machine's limits"),

@@ -25,8 +25,8 @@ KEY = "BITNET_API_KEY"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Answer over HTTP as OpenAI's API does, and show a page to talk to the model. Needs no key and listens to this "
-        "machine only, unless told otherwise. A client names a model by its file, without the ending."
+        "Answer over HTTP as OpenAI's and Anthropic's APIs do, and show a page to talk to the model. Needs no key and "
+        "listens to this machine only, unless told otherwise. A client names a model by its file, without the ending."
     )
     parser.add_argument(
         "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
