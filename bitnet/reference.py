@@ -141,7 +141,7 @@ def _model() -> list[str]:
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
     lines += ["A model that is shown images has a stack for them, `vision`, with options of its own:"]
     lines += ["`--set vision.dim=256`, or a table `[model.vision]`.", ""]
-    lines += ["Adapters come from `bitnet finetune --lora`, and are refused here.", ""]
+    lines += ["Adapters come from `bitnet finetune --lora`, and are refused here."]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
         if not name:
