@@ -50,6 +50,9 @@ ternary = ["q", "k", "v", "o", "gate", "up", "down"]
 `--accumulate`. The one given last counts; two in one place are an error. With `--resume` the run has its own settings,
 and with `--from` those of another: see [train.md](train.md). `--json` prints what came out as one JSON object.
 
+An option that is yes or no is a flag, `--compile`, and `--no-compile` takes back what a preset or file says. In a file
+it is `compile = true`.
+
 `python -m bitnet.reference` writes this page from the code, and a test compares the two.
 """
 
