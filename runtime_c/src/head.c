@@ -4,6 +4,7 @@
  */
 #include "head.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "kernels/elementary.h"
@@ -41,7 +42,7 @@ double bn_log_sum(const bn_kernels *k, const float *logits, size_t V) {
         memcpy(piece, logits + i, n * sizeof *piece);
         sum += (double)k->vectors.exp_sum(piece, n, top);
     }
-    return (double)top + bn_log(sum);
+    return isnan(sum) ? sum : (double)top + bn_log(sum); /* a logit is NaN */
 }
 
 float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {

@@ -103,6 +103,24 @@ static void test_no_logits(void) {
     bn_session_free(s);
 }
 
+/* A logit that is no number spoils the probabilities of all tokens: scoring ends like sampling. */
+static void test_other_logit(void) {
+    const int32_t tokens[] = {7, 7, 7}, other = 6;
+    float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[other], was = *scale;
+    int32_t token;
+    float scores[3];
+    bn_session *s;
+    ok(bn_session_new(model, &plain, &s));
+    *scale = NAN;
+    CHECK_EQ(bn_session_score(s, tokens, 3, scores), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_position(s), 0);
+    ok(bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_session_score(s, tokens, 1, scores), BN_ERR_NUMERIC);
+    *scale = was;
+    bn_session_free(s);
+}
+
 /* A digest of each row whose logits were requested, also if nobody read them. */
 static void test_digests(void) {
     static float all[PROMPT * VOCAB], scores[PROMPT];
@@ -365,6 +383,7 @@ int main(void) {
         test_batch();
         test_fork_and_rewind();
         test_no_logits();
+        test_other_logit();
         test_digests();
         test_score();
     }
