@@ -206,7 +206,7 @@ def test_what_is_no_session(model: Model, saved: Path, path: Path) -> None:
     wrong = saved.with_name("wrong")
     for data, message in [
         (b"", "is empty"),
-        (content[:50], "there are 50 bytes, expected 112 or more"),
+        (content[:50], "there are 50 bytes, expected a saved session, 112 or more"),
         (content[:-1], "expected"),
         (content + b"x", "expected"),
         (content[:200] + b"\xff\xff" + content[202:], "the checksum is"),

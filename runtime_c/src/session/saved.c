@@ -129,7 +129,8 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
                              char *detail) {
     if (size < sizeof *r)
         return bn_fail(detail, BN_ERR_TRUNCATED,
-                       "there are %" PRIu64 " bytes, expected %zu or more", size, sizeof *r);
+                       "there are %" PRIu64 " bytes, expected a saved session, %zu or more", size,
+                       sizeof *r);
     memcpy(r, bytes, sizeof *r);
     if (memcmp(r->magic, magic, sizeof magic) != 0)
         return bn_fail(detail, BN_ERR_MAGIC,
