@@ -165,7 +165,7 @@ def _ending() -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None) -> int:
     parser, verbs = build_parser()
-    verb = ""
+    verb, args = "", argparse.Namespace()
     try:
         with at_once():  # the verb is imported
             args, unknown = parser.parse_known_args(argv)
@@ -198,7 +198,8 @@ def _run(argv: Sequence[str] | None) -> int:
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name)  # of a copy both
         if not names:
             sys.stdout.flush()  # fails again if the answer is what could not be written, as `main` then says
-        advice = f"; {error.advice}" if hasattr(error, "advice") else ""
+        advice = getattr(error, "advice", "") or _of_argument(verbs.get(verb), args, error)
+        advice = advice and f"; {advice}"
         return _fail(f"{error.strerror}: {names}{advice}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         ours = type(error).__module__.startswith("bitnet")
@@ -214,6 +215,16 @@ def _fail(message: str) -> int:
 
     say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
+
+
+def _of_argument(parser: argparse.ArgumentParser | None, args: argparse.Namespace, error: OSError) -> str:
+    """What the argument is for that names no file, in the words of its help; "" where none has that name."""
+    if parser and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        for action in parser._actions:
+            value, told = getattr(args, action.dest, None), re.match(r"an? [^;%[]*", action.help or "")
+            if told and str(error.filename) in map(str, value if isinstance(value, list) else [value]):
+                return f"expected {told[0].strip()}"
+    return ""
 
 
 def _of_folder() -> str:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL", help="a packed model file")
-    parser.add_argument("-m", "--model", dest="model_flag", type=Path, metavar="MODEL", help="the same")
+    parser.add_argument("-m", "--model", dest="model_flag", type=Path, metavar="MODEL", help="a packed model file")
     add_engine(parser)
 
 

@@ -153,7 +153,15 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-f", "/dev/zero"), 1, "/dev/zero has more than 256 MiB, expected a text"),
         (("generate", "{}/script", "-f", "{}/script"), 1, "script: byte 0 is 0x89, expected UTF-8 text"),
         (("generate", "{}/script", "-p", ""), 1, "prompt is empty"),
-        (("generate", "{}/script", "-f", "{}/none"), 1, "none"),
+        (
+            ("generate", "{}/script", "-f", "{}/none"),
+            1,
+            "No such file.*/none; expected a file with the text to continue$",
+        ),
+        (("generate", "{}/script", "-f", "{}"), 1, "Is a directory: .*; expected a file with the text to continue$"),
+        (("embed", "{}/small", "-f", "{}/none"), 1, "No such file.*/none; expected a file with a text on each line$"),
+        (("inspect", "{}/none"), 1, "No such file.*/none; expected a packed file, a model or an adapter$"),
+        (("verify-receipt", "{}/script", "{}/none"), 1, "/none; expected a file of bitnet generate --receipt$"),
         (("generate", "{}/script", "-p", "x", "--isa", "z80"), 2, "--isa: 'z80', expected one of"),
         (
             ("generate", "{}/script", "-p", "x", "-t", "257"),
@@ -186,7 +194,8 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         ),
         (("generate", "{}/script", "-p", "x", "--max-p", "3"), 2, "unknown option '--max-p'$"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding needs --shape"),
-        (("bench", "{}/none"), 1, "No such file"),
+        (("bench", "{}/none"), 1, "No such file.*/none; expected a packed model file$"),
+        (("bench", "-m", "{}/none"), 1, "No such file.*/none; expected a packed model file$"),
     ],
 )
 def test_one_clear_line_and_the_right_exit_code(models: Path, args: tuple[str, ...], code: int, message: str) -> None:

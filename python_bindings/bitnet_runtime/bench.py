@@ -51,6 +51,7 @@ def bench(
     prompt, gen: tokens; None: USUAL, or as many as fit the context. depth: tokens in the cache before. The first
     COMPUTED of them are computed, the others have copies of their keys and values.
     """
+    os.stat(path)  # the process that measures could say it in words only
     load["adapters"] = [os.fspath(file) for file in load.get("adapters", ())]
     job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
     command = [sys.executable, "-P", "-m", "bitnet_runtime.bench", json.dumps(job)]
