@@ -272,8 +272,11 @@ def test_a_table_that_is_named(tmp_path: Path) -> None:
     ):
         list(corpus.Documents([str(table.with_name("s.csv"))]))
     assert list(corpus.Documents([str(table.with_name("s.csv"))], "id")) == ["1"]
-    with pytest.raises(corpus.DataError, match=r't.csv, line 3: expected an object with a string "no", found id, text'):
+    with pytest.raises(corpus.DataError, match=r't.csv, line 2: expected an object with a string "no", found id, text'):
         list(corpus.Documents([str(table)], "no"))
+    table.write_text('text,id\n\n"a\nb",1\n\n"c\n\nd"\n')
+    with pytest.raises(corpus.DataError, match=r"t\.csv, line 6: has 1 cell, expected 2"):  # where the row begins
+        list(corpus.Documents([str(table)]))
     table.write_text('text\n"a', "utf-8")
     with pytest.raises(corpus.DataError, match="is not a table of comma-separated values"):
         list(corpus.Documents([str(table)]))

@@ -190,20 +190,21 @@ def rows_of(file: Path, column: str = "") -> Iterator[tuple[dict[str, str], str]
     """The rows of a .csv file, and where each is. column: there may be only one of this name. Raises DataError."""
     csv.field_size_limit(MOST)
     with opened(file) as content:
-        rows = csv.DictReader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
+        rows = csv.reader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
         try:
-            if (rows.fieldnames or []).count(column) > 1:
+            names = next(rows, [])
+            if names.count(column) > 1:
                 raise DataError(f"{file} has several columns named {column}, expected one; rename the others")
-            for row in rows:
-                where = f"{file}, line {rows.line_num}"
-                if None in row or None in row.values():
-                    # DictReader puts surplus cells into a list under None, and None in the place of missing ones.
-                    cells = sum(len(cell) if isinstance(cell, list) else cell is not None for cell in row.values())
+            begin = rows.line_num + 1
+            for cells in rows:
+                where, begin = f"{file}, line {begin}", rows.line_num + 1
+                if cells and len(cells) != len(names):
                     raise DataError(
-                        f"{where}: has {cells} cell{'s' * (cells != 1)}, expected {len(rows.fieldnames or ())}, one "
-                        "for each column of the first line; put text that has commas in double quotes"
+                        f"{where}: has {len(cells)} cell{'s' * (len(cells) != 1)}, expected {len(names)}, one for each "
+                        "column of the first line; put text that has commas in double quotes"
                     )
-                yield row, where
+                if cells:  # not an empty line
+                    yield dict(zip(names, cells, strict=True)), where
         except UnicodeDecodeError:
             raise NotUTF8Error(f"{file} is not UTF-8; convert it or leave it out") from None
         except csv.Error as error:
