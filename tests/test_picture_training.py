@@ -156,8 +156,7 @@ def test_a_causal_decoder_learns_and_answers(runs: Runs, tmp_path: Path, capsys:
 
 def test_a_run_is_finetuned(runs: Runs, tmp_path: Path) -> None:
     for name, (data, run) in runs.items():
-        more = ("--objective", "contrastive") if name == "towers" else ()
-        assert bitnet("finetune", run, *more, "--data", data, "--steps", "2", "--out", tmp_path / name) == 0
+        assert bitnet("finetune", run, "--data", data, "--steps", "2", "--out", tmp_path / name) == 0
         begun, learnt = weights(tmp_path / name / "step-000000"), weights(run / "step-000080")
         assert begun.keys() == learnt.keys() and all(begun[key].equal(learnt[key]) for key in begun)
 
@@ -165,11 +164,15 @@ def test_a_run_is_finetuned(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "objective", "said"),
     [
-        ("towers", (), "two towers of images and texts learn by contrastive alone; add --objective contrastive\n"),
+        (
+            "towers",
+            ("--objective", "next"),
+            "two towers of images and texts learn by contrastive alone; add --objective contrastive\n",
+        ),
         (
             "decoder",
             ("--objective", "contrastive"),
-            "a decoder that sees images learns by next alone; leave --objective out\n",
+            "a decoder that sees images learns by next alone; add --objective next\n",
         ),
     ],
 )

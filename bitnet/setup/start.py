@@ -20,7 +20,7 @@ from bitnet import process
 from bitnet.data import tokenized
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
-from bitnet.settings import SOURCES, Settings, flag_of
+from bitnet.settings import SOURCES, flag_of
 from bitnet.setup import prepare
 from bitnet.setup.given import Given, asks, named, options_of, run_folder
 from bitnet.setup.resolve import resolve
@@ -89,7 +89,7 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     base = None
     if start:
         alone = (asks(given, name) for name in ("draft_only", "lora", "preference"))
-        base = start.defaults(*alone, objective=named(given, "objective") or Settings().objective)
+        base = start.defaults(*alone, objective=named(given, "objective"))
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)

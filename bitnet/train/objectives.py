@@ -134,7 +134,7 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (towers and objective != "contrastive", "two towers of images and texts learn by contrastive alone",
          "add --objective contrastive" if given else f"take that, or --preset paligemma-tiny for answers{shape}"),
         (decoder and objective != "next", "a decoder that sees images learns by next alone",
-         "leave --objective out" if given else
+         "add --objective next" if given else
          f"take that, or --preset siglip-tiny to compare images with texts{shape}"),
     ]  # fmt: skip
     for wrong, found, advice in of_images + problems[objective]:

@@ -47,16 +47,17 @@ class Start:
     step: str = ""  # the name of the checkpoint
 
     def defaults(
-        self, draft_only: bool = False, lora: bool = False, preference: bool = False, *, objective: str = "next"
+        self, draft_only: bool = False, lora: bool = False, preference: bool = False, *, objective: str = ""
     ) -> tuple[dict[str, Any], ModelConfig]:
         """Settings and model of a run, before the user's own. Raises SourceModelError if the model has no tokenizer.
 
         draft_only, lora, preference: whether the run trains only a draft, adapters, or on preferences.
-        objective: the run's; if it is not the source's, the run does not inherit the source's text.
+        objective: the run's, "": that of the source. With another one the run does not inherit the source's text.
         """
         assert self.words
         settings, config = of_source(self.config, draft_only, lora, preference)
-        return (self.text if objective == self.objective else {}) | settings, config
+        text = self.text if objective in ("", self.objective) else {}
+        return {"objective": self.objective} | text | settings, config
 
     @property
     def digest(self) -> str:
@@ -123,7 +124,7 @@ def _text_of(settings: Any) -> tuple[dict[str, Any], str]:
     """The settings of a run that name its training data, and its objective; no data if it learnt from preferences."""
     if not isinstance(settings, dict) or settings.get("preference"):
         return {}, "next"
-    return {name: settings[name] for name in TEXT if name in settings}, str(settings.get("objective"))
+    return {name: settings[name] for name in TEXT if name in settings}, str(settings.get("objective", "next"))
 
 
 def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
