@@ -14,6 +14,7 @@ from torch import Tensor
 
 import bitnet_cli
 from bitnet.settings import Settings
+from bitnet.setup import prepare
 from bitnet.train import distill, loop, runlog
 from bitnet.train.checkpoint import Checkpoint
 from test_distill import SHAPE
@@ -173,4 +174,21 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
         ),
     ]:
         assert convert(source, tmp_path / "run", *options) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_a_teacher_that_does_not_fit_is_refused_before_the_text_is_read(
+    source: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a house sees a red cat. " * 200)
+    other = ["train", "--tokenizer", "char", "--set", "dim=32", "--set", "n_layers=2", "--data", str(text), *FAST]
+    assert bitnet_cli.main([*other, "--out", str(tmp_path / "other")]) == 0
+    monkeypatch.setattr(prepare, "read_data", None)
+    for teacher, message in (
+        (tmp_path / "other", "expected a teacher with the same tokenizer"),
+        (source[0], "takes 64 tokens, a sequence has 65; lower --context"),
+    ):
+        longer = ["--set", "max_context=65", "--context", "65"] if teacher == source[0] else []
+        assert convert(source, tmp_path / "run", "--distill", "0.5", "--teacher", str(teacher), *longer) == 1
         assert message in capsys.readouterr().err

@@ -64,6 +64,8 @@ def begin(
     config = config.with_draft() if settings.draft else config.replace(draft=None)
     known = start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
     memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
+    if teacher and known:
+        distill.check_early(teacher, settings, start.words if start else tokenizer.load(settings.tokenizer), config)
     data = read_data(settings, config, None, start, tower)
     if settings.self_written and start:
         data = data._replace(batches=own_text.added(settings, config, data.words, start, data.batches))

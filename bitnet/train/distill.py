@@ -46,11 +46,9 @@ class Distillation:
 
     def __init__(self, start: Start, settings: Settings, student: Transformer, words: Tokenizer) -> None:
         self.settings, self.student, name = settings, student, settings.teacher or settings.source
-        self.relates = settings.distill > 0 or settings.distill_relations > 0
+        self.relates = _relates(settings)
         towers = student.similarity is not None
-        problem = _reads_otherwise(start, words, settings.context or student.config.max_context)
-        if self.relates and problem:
-            raise SourceModelError(f"--teacher {name}{problem}")
+        problem = check_reads(start, settings, words.get_vocab(), student.config)
         self.reads = self.relates or (towers and not problem)  # otherwise only its image features are used
         config = start.config
         if self.reads:
@@ -141,11 +139,29 @@ def _kind(model: Transformer) -> str:
     return "two towers" if model.similarity is not None else "a decoder" if model.config.has_head else "one stack"
 
 
-def _reads_otherwise(start: Start, words: Tokenizer, context: int) -> str:
-    """Why a teacher cannot read the student's text; "" if it can."""
+def _relates(settings: Settings) -> bool:
+    return settings.distill > 0 or settings.distill_relations > 0
+
+
+def check_early(start: Start, settings: Settings, words: Tokenizer, config: ModelConfig) -> None:
+    """`check_reads` before the text is read, which may bring tokens that the teacher has."""
+    theirs = start.words.get_vocab() if start.tokenizer else {}
+    check_reads(start, settings, theirs | words.get_vocab(), config)
+
+
+def check_reads(start: Start, settings: Settings, ours: Mapping[str, int], config: ModelConfig) -> str:
+    """Why a teacher cannot read the text of a student with these tokens; "" if it can. Raises SourceModelError where it
+    has to."""
+    problem = _reads_otherwise(start, ours, settings.context or config.max_context)
+    if problem and _relates(settings):
+        raise SourceModelError(f"--teacher {settings.teacher or settings.source}{problem}")
+    return problem
+
+
+def _reads_otherwise(start: Start, ours: Mapping[str, int], context: int) -> str:
     if start.tokenizer is None:
         return " reads no text; expected one with the same tokenizer, or --distill-features alone"
-    theirs, ours = start.words.get_vocab(), words.get_vocab()
+    theirs = start.words.get_vocab()
     other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
     if other is not None:
         return (
