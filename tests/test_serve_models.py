@@ -170,6 +170,20 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
         assert serving.models[NAMES[1]].failures > 0
 
 
+def test_a_file_that_stays_damaged_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is asked for; and again after a file was there that could be loaded."""
+    file = small_model(tmp_path)
+    with served(file) as serving:
+        whole = file.read_bytes()
+        for _ in range(2):
+            for content, expected in ((whole[:-100], 500), (whole, 200)):
+                (tmp_path / "new").write_bytes(content)
+                (tmp_path / "new").rename(file)
+                assert [ask(serving, NAMES[0])[0] for _ in range(3)] == [expected] * 3
+    failed = [each.getMessage() for each in caplog.records if "cannot be loaded" in each.getMessage()]
+    assert len(failed) == 2 and all(str(file) in said for said in failed)
+
+
 def test_a_failure_to_load_is_told_although_its_client_has_left(
     tight: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,7 +142,8 @@ class Shelf:
             retry = 10 if isinstance(error, MemoryError) else None
             said = f"the model {served.name} cannot be loaded: {error}"
             served.failures += 1
-            log.error(said)
+            if said != str(served.failure):  # else it was said: each request tries again
+                log.error(said)
             served.failure = ApiError(503 if retry else 500, said, "model_load_failed", "model", retry_after=retry)
             raise served.failure from None
         finally:
