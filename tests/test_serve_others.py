@@ -122,6 +122,16 @@ def test_messages(claude: Anthropic) -> None:
     assert counted.input_tokens == 5
 
 
+def test_a_list_of_no_system_texts_is_none(serving: Serving) -> None:
+    def counted(**system: Any) -> int:
+        body = {"messages": MESSAGES, **system}
+        status, answer = post(serving, "/v1/messages/count_tokens", body, **{"x-api-key": "key"})
+        assert status == 200
+        return int(answer["input_tokens"])
+
+    assert counted(system=[]) == counted() < counted(system="") == counted(system=[{"type": "text", "text": ""}])
+
+
 def test_tokens_of_what_does_not_fit_are_counted(claude: Anthropic, serving: Serving) -> None:
     model = serving.models["script"].model
     long: Any = [{"role": "user", "content": "go " * model.n_ctx}]

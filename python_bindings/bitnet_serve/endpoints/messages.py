@@ -91,7 +91,8 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         system = body["system"]
         if not isinstance(system, (str, list)):
             raise refuse(f"system is {shown(system)}, expected a text or a list of them", "system", "invalid_type")
-        given.insert(0, {"role": "system", "content": _content(system, "system")})
+        if system != []:  # which says that there is none; an empty text takes the place of a template's own
+            given.insert(0, {"role": "system", "content": _content(system, "system")})
     return given
 
 
