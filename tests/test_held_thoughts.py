@@ -13,6 +13,9 @@ import pytest
 from bitnet_runtime import GrammarError, Model
 from bitnet_runtime.answers.result import Result
 from bitnet_runtime.chat.thoughts import GAP, Begun
+from bitnet_runtime.defaults import resolve
+from bitnet_runtime.facts import guide_of
+from bitnet_runtime.model_chat import behind_thoughts
 from bitnet_runtime.structured.formats import KINDS
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
 from test_model_images import packed
@@ -132,6 +135,20 @@ def test_without_thoughts_the_format_holds_from_the_first_token(tmp_path: Path, 
     with Model.load(path, chat_template=TEMPLATE) as model:  # it knows no thoughts
         plain = model.generate(model.apply_template(ASK), logit_bias=bias, **asked)
         assert model.chat(ASK, logit_bias=bias, **asked).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_behind_thoughts_names_the_format_that_was_given(
+    inclined: tuple[Model, dict[str, Any], bool], kind: str
+) -> None:
+    model, asked = inclined[0], next(each for each, _ in FORMATS if kind in each)
+    _, held = behind_thoughts(model, Begun(True, "", False), resolve(asked))
+    guide = guide_of(model, held)
+    assert guide is not None and held.grammar is not None
+    guide.take(model.tokenize("so</think>\n\n", parse_special=True))
+    with pytest.raises(GrammarError, match=f"^{kind} cannot be followed further: ") as caught:
+        guide.take(model.tokenize("%"))
+    assert caught.value.param == kind
 
 
 def test_calls_that_have_to_come_follow_thoughts(inclined: tuple[Model, dict[str, Any], bool]) -> None:

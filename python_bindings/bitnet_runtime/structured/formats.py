@@ -119,3 +119,9 @@ def behind_thoughts(
     """
     opens, closes = (json.dumps(tag) + (f"<[{special[tag]}]>" if tag in special else "") for tag in tags)
     return f"%thoughts {kind} {'begun' if begun else 'possible'} {opens} {closes} {json.dumps(gap)}\n{text}"
+
+
+def kind_given(kind: str, text: str) -> str:
+    """The kind that was given, of a format that may be one behind thoughts."""
+    head, _, rest = text.partition(" ")
+    return rest.partition(" ")[0] if kind == "grammar" and head == "%thoughts" else kind
