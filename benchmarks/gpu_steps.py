@@ -31,8 +31,8 @@ from bitnet.config import ModelConfig
 from bitnet.data import dataset, masked, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
-from bitnet.setup import hardware
-from bitnet.train import building, loop, optimizers, runlog
+from bitnet.setup import building, hardware
+from bitnet.train import loop, optimizers, runlog
 from bitnet.train.horizon import Horizon
 from bitnet.train.objectives import Learnt
 from bitnet.train.run import Run

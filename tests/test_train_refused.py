@@ -14,6 +14,7 @@ import pytest
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
+from bitnet.setup import building
 from bitnet.setup.given import Given
 from bitnet.setup.start import train
 from bitnet.train import loop, memory
@@ -157,9 +158,9 @@ def test_what_is_frozen_needs_memory_for_its_weights_alone(monkeypatch: pytest.M
     ):
         n = sum(p.numel() for p in Transformer(config).parameters())
         monkeypatch.setattr(memory, "available", lambda n=n: (12.0 * n, "a limit"))
-        memory.check(config, Settings(**trained, **frozen))
+        building.check_memory(config, Settings(**trained, **frozen))
         with pytest.raises(TrainingError, match="make the model smaller"):
-            memory.check(config, Settings(**trained))
+            building.check_memory(config, Settings(**trained))
 
 
 def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

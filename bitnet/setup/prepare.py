@@ -17,13 +17,11 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.setup import hardware, own_text
+from bitnet.setup import building, hardware, own_text
 from bitnet.setup.texts import check_text, read_data
 from bitnet.train import (
-    building,
     distill,
     horizon,
-    memory,
     mixtures,
     objectives,
     optimizers,
@@ -63,7 +61,7 @@ def begin(
     check_options(settings, config, new_words=not start)
     config = config.with_draft() if settings.draft else config.replace(draft=None)
     known = start or Path(settings.tokenizer).is_file()  # else the text decides the vocabulary
-    memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
+    building.check_memory(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     if teacher and known:
         distill.check_early(teacher, settings, start.words if start else tokenizer.load(settings.tokenizer), config)
     data = read_data(settings, config, None, start, tower)
@@ -98,7 +96,7 @@ def resume(
         raise TrainingError(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
-    memory.check(config, settings)
+    building.check_memory(config, settings)
     data = read_data(settings, config, newest)
     check_text(newest.folder, before, data.batches.tokens.digest, objectives.digest(data.held_out))
     parallel.check_same(_told(settings, config, data, before["step"]))

@@ -1,4 +1,4 @@
-"""Whether a model can be trained in the available memory: weights, gradients and optimizer state, all fp32."""
+"""How much memory a run may still take, and whether it ran out."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ from pathlib import Path
 
 import torch
 
-from bitnet.config import ModelConfig
-from bitnet.model import parallel
-from bitnet.model.transformer import Transformer
-from bitnet.settings import Settings
-from bitnet.train import building, optimizers
-from bitnet.train.errors import TrainingError
-
 GROUP = Path("/sys/fs/cgroup")  # the control group of this process, as seen in a container
 
 EXHAUSTED = "allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
 """Words of errors without a type of their own: of a CPU; of pinned memory and CUDA graphs; of cuBLAS."""
-
-
-def check(config: ModelConfig, settings: Settings) -> None:
-    """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit. (A GPU has its
-    own memory, and of several processes each may hold a part.)"""
-    if settings.device == "cuda" or parallel.launched():
-        return
-    with torch.device("meta"):
-        model = Transformer(config)
-    building.hold(model, settings)
-    (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)
-    of_parts = [*matrices, *more, *others, *rest], [*others, *rest], model.parameters()
-    n, n_others, n_all = (sum(p.numel() for p in parameters) for parameters in of_parts)
-    kept = 2 * n if settings.optimizer == "adamw" else n + n_others  # Muon has one number for each weight
-    needed, (there, limit) = 4 * (n_all + n + kept), available()
-    if needed > there:
-        raise TrainingError(
-            f"training {n:,} parameters takes at least {needed / 1e9:.1f} GB (4 bytes a weight, 4 a gradient, "
-            f"{4 * kept / 1e9:.1f} GB for {settings.optimizer}), {limit} leaves {there / 1e9:.1f} GB; "
-            "make the model smaller"
-        )
 
 
 def ran_out(error: Exception) -> bool:

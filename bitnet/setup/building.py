@@ -1,4 +1,4 @@
-"""The model at the start of a run: random or from a source, and which parts are trained."""
+"""The model at the start of a run: whether it fits, random or from a source, and which parts are trained."""
 
 from __future__ import annotations
 
@@ -11,9 +11,30 @@ from bitnet.config import ModelConfig
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import objectives, optimizers, source_model
+from bitnet.train import memory, objectives, optimizers, source_model
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
+
+
+def check_memory(config: ModelConfig, settings: Settings) -> None:
+    """Raises TrainingError, before any work, if weights, gradients and optimizer state alone do not fit. (A GPU has its
+    own memory, and of several processes each may hold a part.)"""
+    if settings.device == "cuda" or parallel.launched():
+        return
+    with torch.device("meta"):
+        model = Transformer(config)
+    hold(model, settings)
+    (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)
+    of_parts = [*matrices, *more, *others, *rest], [*others, *rest], model.parameters()
+    n, n_others, n_all = (sum(p.numel() for p in parameters) for parameters in of_parts)
+    kept = 2 * n if settings.optimizer == "adamw" else n + n_others  # Muon has one number for each weight
+    needed, (there, limit) = 4 * (n_all + n + kept), memory.available()
+    if needed > there:
+        raise TrainingError(
+            f"training {n:,} parameters takes at least {needed / 1e9:.1f} GB (4 bytes a weight, 4 a gradient, "
+            f"{4 * kept / 1e9:.1f} GB for {settings.optimizer}), {limit} leaves {there / 1e9:.1f} GB; "
+            "make the model smaller"
+        )
 
 
 def build_model(
