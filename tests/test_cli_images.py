@@ -18,8 +18,8 @@ from bitnet.data.corpus import DataError
 from bitnet_cli import main
 from bitnet_export import random_adapter
 from bitnet_runtime import Model
+from image_models import CAT, DOG, IMAGE, VOCAB, N, packed
 from test_image_prompts import PARTS
-from test_model_images import CAT, DOG, IMAGE, VOCAB, N, packed
 from vision_models import PALIGEMMA, TOWERS, VISION
 
 

@@ -17,8 +17,8 @@ from bitnet_runtime.defaults import resolve
 from bitnet_runtime.facts import guide_of
 from bitnet_runtime.model_chat import behind_thoughts
 from bitnet_runtime.structured.formats import KINDS
+from image_models import packed
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
-from test_model_images import packed
 from test_structured import LIST, PERSON, is_person
 from test_thoughts import OPENED, THINKS, split, thinking_models
 from tool_models import ASK, TOOLS

@@ -20,9 +20,9 @@ from bitnet.settings import Settings
 from bitnet.setup import sights
 from bitnet_runtime import Model
 from bitnet_runtime.answers.ready import text_tokens
+from image_models import packed
 from picture_data import halves
 from runtime_models import byte_tokenizer
-from test_model_images import packed
 from vision_models import CAUSAL, PALIGEMMA, TOWERS
 
 QUESTIONS = ("how many?", "how many?\n", "\n\n", "", "grün ")

@@ -25,10 +25,10 @@ from bitnet_runtime.answers.logprobs import score
 from bitnet_serve.endpoints import sending
 from bitnet_serve.endpoints.answers import Choice
 from bitnet_serve.server import Serving
+from image_models import IMAGE, VOCAB, packed
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import events, port, post, request, served, wait
 from test_image_prompts import PARTS
-from test_model_images import IMAGE, VOCAB, packed
 from vision_models import CAUSAL, PALIGEMMA
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]

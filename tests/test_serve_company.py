@@ -11,9 +11,9 @@ from typing import Any
 from bitnet_export import random_adapter
 from bitnet_runtime import Model
 from bitnet_serve.server import Serving
+from image_models import VOCAB, packed
 from runtime_models import SMALL, TEMPLATE
 from servers import as_http, connect, post, served, wait
-from test_model_images import VOCAB, packed
 
 FORMATS: list[dict[str, Any]] = [{}, {}, {"regex": "[a-f]{3,30}"}, {"json_schema": {"enum": ["one", "two"]}}]
 ADAPTERS = (None, "cats", "dogs")

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from bitnet_runtime import Model
 from bitnet_runtime.structured.guide import Grammars
 from bitnet_serve.server import Serving
+from image_models import VOCAB, packed
 from runtime_models import SMALL, TEMPLATE
 from servers import post, served, wait
-from test_model_images import VOCAB, packed
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
 ASKED: dict[str, Any] = {"seed": 3, "max_tokens": 100, "temperature": 0.7}

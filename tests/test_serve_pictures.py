@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from bitnet_runtime import Model
+from image_models import IMAGE, VOCAB, packed
 from servers import post, served
-from test_model_images import IMAGE, VOCAB, packed
 from vision_models import CLIP, PALIGEMMA, TOWERS
 
 ASKS = PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE)

@@ -16,9 +16,9 @@ import torch
 from bitnet.data import drawn
 from bitnet_export import random_model
 from docs_text import Block, blocks, commands_of
+from image_models import IMAGE, VOCAB, packed
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
 from test_image_prompts import PARTS
-from test_model_images import IMAGE, VOCAB, packed
 from thinker_reference import Thinker
 from training import TINY, bitnet
 from vision_models import PALIGEMMA, TOWERS

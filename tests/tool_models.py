@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from image_models import packed
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
-from test_model_images import packed
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -62,6 +62,7 @@ LLAMA = r"""{%- for m in messages %}{{- '<|start_header_id|>' + m.role + '<|end_
 {{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' }}
 {%- else %}{{- m.content | trim }}{%- endif %}{{- '<|eot_id|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+TEMPLATES = {"told by us": TEMPLATE, "tags": QWEN, "list": FALCON, "json": LLAMA}
 
 
 def pieces(text: str) -> list[bytes]:
