@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -165,6 +166,20 @@ def test_the_page_of_c_builds_for_another_machine(tmp_path: Path) -> None:
     subprocess.run(["sh", "-ec", shown], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     header = (tmp_path / "my_program").read_bytes()[:20]
     assert header[:4] == b"\x7fELF" and header[18] == 183  # AArch64
+
+
+@pytest.mark.parametrize(("build", "flags"), [("Debug", ""), ("MinSizeRel", ""), ("None", "-Os")])
+def test_vector_code_leaves_no_vector_half_full(build: str, flags: str, tmp_path: Path) -> None:
+    """Else each scalar instruction of the program behind it waits, on some CPUs for 100 cycles. GCC clears the upper
+    halves only where it optimizes, and not for size."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("of x86")
+    options = [f"-DCMAKE_BUILD_TYPE={build}", f"-DCMAKE_C_FLAGS={flags}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    run(cmake_command(), "-S", ROOT, "-B", tmp_path, f"-DCMAKE_C_COMPILER={CC}", *options)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    (command,) = [each["command"] for each in commands if Path(each["file"]).name == "avxvnni.c"]
+    assembly = run(*shlex.split(command.partition(" -o ")[0]), "-S", "-o", "-", RUNTIME / "src/kernels/x86/avxvnni.c")
+    assert "%ymm" in assembly and "vzeroupper" in assembly
 
 
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
