@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,11 @@ def test_the_programs_of_the_docs_pass(wrong_lines: dict[str, set[int]]) -> None
 
 def test_the_typed_options_are_those_of_the_table() -> None:
     assert Options.__optional_keys__ == set(FIELDS)
+
+
+def test_packages_that_are_checked_say_that_they_are_typed() -> None:
+    """Without a file py.typed in it, what imports a package gets no types of it."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    folders = {Path(folder).name: ROOT / folder for folder in tools["scikit-build"]["wheel"]["packages"]}
+    assert folders.keys() == set(tools["mypy"]["packages"])
+    assert [name for name, folder in folders.items() if not (folder / "py.typed").exists()] == []
