@@ -227,10 +227,12 @@ def test_versions_agree(plain_library: Path) -> None:
     library.bn_version.restype = ctypes.c_char_p
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cmake = re.search(r"VERSION (\d+\.\d+\.\d+) LANGUAGES", (ROOT / "CMakeLists.txt").read_text())
-    assert cmake is not None
+    changes = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cmake is not None and changes is not None
     versions = {
         "pyproject.toml": project["version"],
         "CMakeLists.txt": cmake[1],
+        "the newest in CHANGELOG.md": changes[1],
         "bn_version()": library.bn_version().decode(),
         "installed": importlib.metadata.version("bitnet-edge"),
     }

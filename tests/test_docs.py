@@ -27,8 +27,8 @@ from docs_text import Block, blocks, commands, commands_of, inline_code, links, 
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/history.md",
-    ROOT / "export/FORMAT.md",
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md",
+    ROOT / "benchmarks/history.md", ROOT / "export/FORMAT.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]  # fmt: skip
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
