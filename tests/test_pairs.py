@@ -19,7 +19,7 @@ from bitnet.data.dataset import Tokens
 from bitnet.data.frames import Frame
 from bitnet.evaluate import contrast
 from bitnet.model.transformer import Transformer
-from bitnet.setup.texts import note
+from bitnet.setup.texts import note, note_cut
 
 torch.set_num_threads(1)
 
@@ -53,6 +53,18 @@ def test_given_pairs_and_long_ones() -> None:
     inputs, _, documents = text.rows([1, 0], 5)
     assert inputs.tolist() == [[0, 33, 0, 0, 0], [0, 1, 2, 0, 0], [0, 34, 0, 0, 0], [0, 3, 4, 5, 6]]
     assert documents.sum(1).tolist() == [3, 2, 3, 0]
+
+
+def test_how_many_pairs_lose_the_end_of_a_text_is_said() -> None:
+    """Pieces of other text are as long as fits."""
+    framed, said = Frame((0,), (99,)), list[str]()
+    text = pairs.Pairs(tokens_of(2, 30, 3, 3, 4, 1), 0, given=True, frame=framed)
+    note_cut(text, 5, said.append)
+    assert said == ["2 of 3 pairs have a text of more than 5 tokens, which loses its end; see --context"]
+    assert [text.too_long(context) for context in (4, 6, 31, 32)] == [3, 1, 1, 0]
+    note_cut(text, 32, said.append)
+    note_cut(pairs.Pairs(tokens_of(40, 17), 0, given=False, frame=framed), 8, said.append)
+    assert len(said) == 1
 
 
 def test_equal_texts_are_as_good_as_its_own() -> None:

@@ -190,6 +190,7 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     inputs, targets, documents, prefix, pixels = rows.rows([1, 0], 5)
     assert inputs.tolist() == [[END, *ids("cdef")], [END, *ids("ab"), END, END]] and targets.tolist() == [0, 1]
     assert documents.tolist() == [[0] * 5, [0, 0, 0, 1, 1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
+    assert [rows.too_long(context) for context in (2, 6, 7)] == [3, 1, 0]
     assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
     none = lines(tmp_path, "b.jsonl", [{"image": "0.png", "caption": "x"}, {"suffix": "x"}])
     with pytest.raises(DataError, match=r"b\.jsonl, line 2: it has 0 images, and --objective contrastive"):

@@ -121,6 +121,12 @@ class Pairs:
         """Tokens of a pair."""
         return 2 * context
 
+    def too_long(self, context: int) -> int:
+        """How many have a text that loses its end."""
+        places = self._places(context)
+        lengths = np.maximum(places[:, 1] - places[:, 0], places[:, 3] - places[:, 2])
+        return int((lengths > context - self.frame.size).sum())
+
     def alike(self, indices: Sequence[int]) -> Tensor:
         """Which first texts match which second texts (n, n), where equal texts match, too."""
         places = self._cut[1][list(indices)]

@@ -85,6 +85,11 @@ class Captions(Rows):
         """Tokens of a text and its image."""
         return context + self.sight.n_tokens
 
+    def too_long(self, context: int) -> int:
+        """How many texts lose their end."""
+        lengths = self.documents[:, 1, 1] - self.documents[:, 1, 0]
+        return int((lengths > context - self.frame.size).sum())
+
     def text(self, record: int, context: int) -> NDArray[np.int64]:
         """Its tokens with their frame."""
         return self.frame.around(self.ids(record, 1), context)

@@ -22,6 +22,7 @@ from bitnet.data import (
 )
 from bitnet.data.dialogues import Dialogues, Encoder, unwritten, with_template
 from bitnet.data.frames import Frame
+from bitnet.data.picture_rows import Captions
 from bitnet.model import parallel
 from bitnet.settings import Settings
 from bitnet.setup import sights
@@ -115,12 +116,20 @@ def note_long(dialogues: Dialogues, context: int, say: Callable[[str], object]) 
         say(f"{cut:,} conversations are longer than {context:,} tokens and {lost}; see --context")
 
 
+def note_cut(learnt: object, context: int, say: Callable[[str], object]) -> None:
+    """Say how many pairs do not fit a row, if the data are pairs."""
+    if isinstance(learnt, pairs.Pairs | Captions) and (cut := learnt.too_long(context)):
+        n = learnt.count(context)
+        say(f"{cut:,} of {n:,} pairs have a text of more than {context:,} tokens, which loses its end; see --context")
+
+
 def _images(asked: Asked, vision: ModelConfig) -> Learnt:
     settings, config, before, template, generation, context, choose, _ = asked
     words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
     words.encode_special_tokens = True
     train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
     batches = objectives.batches(settings, config, words, train, context)
+    note_cut(train, context, say)
     if settings.objective == "next":
         template = template or sights.template(words, generation)
     unseen = objectives.held_out(settings, config, words, held_out, context)
@@ -135,6 +144,7 @@ def _texts(asked: Asked) -> Learnt:
     learnt = sides[0]  # the other processes map the files
     check_text(newest, before, learnt.digest)
     batches = objectives.batches(settings, config, words, learnt, context, generation)
+    note_cut(learnt, context, say)
     for name, side in mixtures.parts_of(sides[1]).items():
         if not side.windows(context):  # said before the first step, not after
             raise corpus.DataError(
