@@ -14,6 +14,7 @@ import torch
 
 from bitnet.data import dataset
 from bitnet.evaluate.loss import evaluate
+from bitnet.train import loop
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.source_model import read_checkpoint
 from training import TINY, bitnet, bits, killed_before, losses
@@ -128,22 +129,39 @@ def test_conversations_with_a_prefix(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "bits/byte" in capsys.readouterr().out
 
 
+def lines_of_pairs(file: Path) -> Path:
+    rng = random.Random(0)
+    owns = ["".join(rng.choices("abcdefghij", k=6)) for _ in range(80)]
+    lines = [json.dumps({"question": f"where is {own}", "answer": f"{own} is here"}) for own in owns]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
 def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng, file = random.Random(0), tmp_path / "pairs.jsonl"
-    with file.open("w") as out:
-        for _ in range(80):
-            own = "".join(rng.choices("abcdefghij", k=6))
-            out.write(json.dumps({"question": f"where is {own}", "answer": f"{own} is here"}) + "\n")
-    options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.2")
+    file = lines_of_pairs(tmp_path / "pairs.jsonl")
+    options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.2", "--eval-tokens", "64")
     killed_before(12, "train", *options, "--data", file, "--out", tmp_path / "run")
     copy = file.rename(tmp_path / "elsewhere.jsonl")
     assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the text is no longer needed
-    capsys.readouterr()
+    said, last = capsys.readouterr().err, losses(tmp_path / "run")[-1]["validation"]
     assert bitnet("eval", tmp_path / "run", "--json") == 0
     n = json.loads(capsys.readouterr().out)["pairs"]
-    assert 2 <= n < 40
+    assert 8 < n < 40
+    assert f"evaluating on 512 of {n * 64:,} tokens of validation" in said and last["pairs"] == 8  # each takes 64
     assert bitnet("eval", tmp_path / "run", "--json", "--data", copy) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == 80
+
+
+def test_what_fills_rows_is_not_text_that_is_seen_often(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pairs take half of their rows: 75 times as many rows have more than 100 times as many tokens."""
+    monkeypatch.setattr(loop, "carry_out", lambda *_: loop.Outcome())
+    file = lines_of_pairs(tmp_path / "pairs.jsonl")
+    options = (*TINY[:-2], *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--data", file)
+    for passes in (75, 150):
+        assert bitnet("train", *options, "--steps", passes * 80 // 4, "--out", tmp_path / str(passes)) == 0
+        assert ("is seen about" in capsys.readouterr().err) == (passes > 100)
 
 
 def test_no_batch_is_of_one_pair(subjects: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ def test_a_little_text_that_is_seen_often(
         assert run("train", *TINY[:-2], "--steps", steps, "--data", sentences, "--out", tmp_path / str(steps)) == 0
         found = re.search(r"each of the ([\d,]+) training tokens is seen about (\d+) times", capsys.readouterr().err)
         assert bool(found) == often
-    assert found and int(found[2]) == round(10_000 * 4 * 32 / int(found[1].replace(",", "")))
+    assert found and int(found[2]) == pytest.approx(10_000 * 4 * 32 / int(found[1].replace(",", "")), rel=0.05)
 
 
 def test_a_file_that_takes_more_than_the_run_learns(

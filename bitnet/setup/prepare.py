@@ -197,7 +197,7 @@ def announce(run: Run) -> None:
     )
     if isinstance(batches, Mixed):
         say(mixtures.sizes(batches.tokens, end.tokens))
-    elif (times := end.tokens / n_tokens) > MANY:
+    elif (times := end.tokens / run.horizon.each * run.sequences / batches.per_epoch) > MANY:
         say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
 
 

@@ -215,6 +215,15 @@ def tokens_each(tokens: HeldOut, context: int) -> int:
     return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions | Preferences) else context
 
 
+def size(held_out: HeldOut, context: int) -> int:
+    """Tokens of an evaluation of all held-out data: of pairs and rows all count, with what fills them."""
+    if isinstance(held_out, pairs.Pairs | Captions | Answers | Talks):
+        return held_out.count(context) * tokens_each(held_out, context)
+    if isinstance(held_out, Dialogues | Preferences):
+        return held_out.windows(context) * tokens_each(held_out, context)
+    return held_out.n_tokens
+
+
 def view_of(
     settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | mixture.Sources, seed: int
 ) -> masked.View | None:

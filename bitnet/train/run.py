@@ -176,7 +176,7 @@ class Run:
     def evaluate(self, log: runlog.Log, last: bool = False) -> objectives.Result:
         """Loss on the validation data, or on evenly spaced parts of it, logged. last: with LAST times the tokens."""
         limit, held_out, context = self.settings.eval_tokens, self.data.held_out, self.data.batches.context
-        limit, there = limit * (LAST if last else 1), held_out.n_tokens
+        limit, there = limit * (LAST if last else 1), objectives.size(held_out, context)
         if last and there > self.settings.eval_tokens:
             share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
             say(f"evaluating on {share} tokens of validation")
