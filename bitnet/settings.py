@@ -214,7 +214,7 @@ class Settings:
         for name, value in values.items():
             if name not in types:
                 near = of_the_model(name) or did_you_mean(name, list(types))
-                raise ValueError(f"unknown training option {name!r}{near}")
+                raise ValueError(f"unknown training option {name!r}{near or '; docs/options.md lists them'}")
             if types[name] is float and type(value) is int:
                 continue
             if types[name] is list:

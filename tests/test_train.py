@@ -268,7 +268,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate'"),
+        ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate'; docs/options.md lists them"),
         ("[train]\ndim = 3\n", "c.toml: unknown training option 'dim', which is of the model: --set dim=VALUE"),
         ("[model]\nlr = 1.0\n", "c.toml: unknown model option 'lr', which is of training: --lr, or [train] in a file"),
         ("[train]\nlrr = 1.0\n", "c.toml: unknown training option 'lrr', did you mean 'lr'?"),
