@@ -150,6 +150,8 @@ def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"evaluating on 512 of {n * 64:,} tokens of validation" in said and last["pairs"] == 8  # each takes 64
     assert bitnet("eval", tmp_path / "run", "--json", "--data", copy) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == 80
+    assert bitnet("eval", tmp_path / "run", "--data", copy, "--context", "8") == 0
+    assert "80 of 80 pairs have a text of more than 8 tokens, which loses its end" in capsys.readouterr().err
 
 
 def test_what_fills_rows_is_not_text_that_is_seen_often(

@@ -46,6 +46,7 @@ def of_checkpoint(
         measured = mixtures.of_checkpoint(checkpoint, settings, scratch)
     else:
         measured = _text_of_checkpoint(checkpoint, settings, data, scratch, say, column)
+    texts.note_cut(measured, context, say)
     return objectives.held_out(settings, config, checkpoint.words, measured, context)
 
 

@@ -159,7 +159,8 @@ def check_text(newest: Path, before: Mapping[str, Any], digest: str, held_out: s
     """Raises DataError: a resumed run was trained or measured on other data."""
     if before and (before["data"] != digest or held_out not in (None, before.get("held_out", held_out))):
         raise corpus.DataError(
-            f"{newest} was trained on other text, or with another --validation; start another run with --out"
+            f"{newest} was trained on other text, or with another --validation; start another run with --out, from its "
+            f"weights with bitnet finetune {newest}"
         )
 
 
