@@ -99,6 +99,10 @@ def _check_data(settings: Any) -> None:
 
 def _check_conversion(settings: Any) -> None:
     """Training of an existing model: distillation, a draft, preferences, adapters."""
+    for f in dataclasses.fields(settings):
+        plain = [] if f.default is dataclasses.MISSING else f.default
+        if f.name in CONVERSION and not settings.source and getattr(settings, f.name) != plain:
+            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which starts from a model")
     if settings.distilled > 1:
         raise ValueError(
             f"distill {settings.distill:g}, distill_relations {settings.distill_relations:g} and distill_features "
@@ -115,7 +119,7 @@ def _check_conversion(settings: Any) -> None:
             "teacher is given, but nothing is distilled; add --distill, --distill-relations or --distill-features"
         )
     others = ("quantize_warmup", "draft", "distilled", "fim", "documents", "vision")
-    for name in others if settings.preference and settings.source else ():
+    for name in others if settings.preference else ():
         if getattr(settings, name):
             option = flag_of("distill" if name == "distilled" else name)
             raise ValueError(f"{option} does not go with --preference, which trains a model as it is; leave it out")
@@ -124,10 +128,6 @@ def _check_conversion(settings: Any) -> None:
     if settings.lora and (settings.optimizer != "adamw" or settings.vision):
         what = "--vision" if settings.vision else f"--optimizer {settings.optimizer}"
         raise ValueError(f"{what} does not go with --lora, which trains only adapters, with adamw; leave it out")
-    for f in dataclasses.fields(settings):
-        plain = [] if f.default is dataclasses.MISSING else f.default
-        if f.name in CONVERSION and not settings.source and getattr(settings, f.name) != plain:
-            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which starts from a model")
 
 
 def flag_of(name: str) -> str:

@@ -240,8 +240,9 @@ def test_options_that_do_not_fit_the_weights(source: tuple[torch.nn.Module, Path
     arguments = ("finetune", source[1], "--data", text, "--out", tmp_path / "run", *FAST)
     assert run(*arguments, "--set", "ffn_dim=40") == 1
     assert "is [32, 48] in the source and [32, 40] in the model asked for" in capsys.readouterr().err
-    assert run("train", "--config", _toml(tmp_path, "distill = 0.5"), "--data", text, "--out", tmp_path / "other") == 1
-    assert "distill is an option of `bitnet finetune`" in capsys.readouterr().err
+    for option in ("distill = 0.5", "lora = 4", "draft_only = true", "self_written = 9"):
+        assert run("train", "--config", _toml(tmp_path, option), "--data", text, "--out", tmp_path / "other") == 1
+        assert f"{option.split()[0]} is an option of `bitnet finetune`" in capsys.readouterr().err
     assert run(*arguments, "--quantize-warmup", "0.6") == 1
     assert "quantize_warmup is 0.6, expected 0 to 0.5" in capsys.readouterr().err
     assert run(*arguments, "--chat", "x.jsonl") == 1

@@ -134,7 +134,7 @@ def test_a_state_that_lacks_what_came_later(finished: Path, tmp_path: Path) -> N
         (["--minutes", "1e-6"], "--minutes is 1e-06, but the run already has"),
         (["--steps", "30", "--minutes", "1"], "both --minutes and --steps are given, expected one of them"),
         (["--optimizer", "adamw"], "holds the moments of muon; go on without --optimizer adamw"),
-        (["--data", __file__], "other text, or with another --validation; start another run with --out, from its weights"),
+        (["--data", __file__], "another --validation; start another run with --out, from its weights with bitnet"),
         (["--mixture", __file__], "a resumed run keeps its text, which --mixture would change; start another"),
         (["--fim", "0.5"], "a resumed run keeps its tokenizer, which has no tokens for --fim; start another"),
         (["--documents"], "documents is True, but a resumed run keeps its documents, False; start another"),
