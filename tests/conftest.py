@@ -101,8 +101,10 @@ def client(serving: Any) -> Any:
 @pytest.fixture
 def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of the server send each token by itself, as they do when they keep up."""
+    from bitnet_serve.models import generation
     from bitnet_serve.models.generation import Event, Mailbox
 
+    monkeypatch.setattr(generation, "PACE", 0.0)
     all_that_come = Mailbox.get
 
     async def get(mailbox: Mailbox) -> list[tuple[int, Event]]:

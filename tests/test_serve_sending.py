@@ -21,6 +21,7 @@ from bitnet_serve.endpoints.messages import Messages
 from bitnet_serve.endpoints.responses import Responses
 from bitnet_serve.endpoints.sending import stream_events
 from bitnet_serve.errors import ApiError
+from bitnet_serve.models import generation
 from bitnet_serve.models.generation import Ask, End, Event, Failure, Mailbox, Text, Timings
 from bitnet_serve.models.registry import Served
 
@@ -91,6 +92,24 @@ def test_what_came_before_a_failure_is_sent() -> None:
     first, failure = streamed(Chat(MODEL, None), [(0, Text("a")), (0, Text("b")), (0, Failure(BitnetError("broken")))])
     assert [chunk["choices"][0]["delta"].get("content") for chunk in first] == ["", "ab"]
     assert "broken" in failure[0]["error"]["message"]
+
+
+@pytest.mark.parametrize("pace", [0.0, 1e-6, 3600.0])
+def test_the_loop_looks_at_its_pace_or_when_an_answer_ends(monkeypatch: pytest.MonkeyPatch, pace: float) -> None:
+    monkeypatch.setattr(generation, "PACE", pace)
+    text, end = Text("a"), End("stop", 1, 3, Timings(0, 0, 0, 0))
+
+    async def looks() -> list[list[tuple[int, Event]]]:
+        mailbox, found = Mailbox(), list[list[tuple[int, Event]]]()
+        for come in ([text], [text, text], [end], [text, end]):  # of several answers
+            for event in come:
+                await asyncio.to_thread(mailbox.put, 0, event)
+            if pace < 1 or end in come or not found:  # the first token does not wait
+                found.append(await mailbox.get())
+        return found
+
+    counts = [len(each) for each in asyncio.run(looks())]
+    assert counts == ([1, 3, 2] if pace > 1 else [1, 2, 1, 2])
 
 
 def test_a_long_prefill_keeps_the_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet_runtime.structured.guide import Guide
 
+PACE = 0.004  # seconds between two looks at a stream
 UNREAD = 256  # unread events after which an answer waits for its reader
 ROWS = 16 << 20  # bytes of logits computed at a time
 
@@ -78,18 +79,24 @@ Event = Text | Scores | End | Failure
 
 
 class Mailbox:
-    """Events of the tasks of one request, from the scheduler's thread to the loop of the server. The loop is called
-    once for all that come until it looks: a call takes as long as a small model needs for a token."""
+    """Events of the tasks of one request, from the scheduler's thread to the loop of the server, several at a time.
+
+    A small model makes a token in less time than it takes to wake the loop and to send an event. So the loop looks
+    once in `PACE` seconds, or when an answer ends, and finds what has come meanwhile.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, Event]] = deque()
-        self._called = False  # the loop, which has not looked yet
         self._some = asyncio.Event()
+        self._called = self._resting = self._ended = False
+        self._due = 0.0  # when to look again
 
     def put(self, index: int, event: Event) -> None:
         self._events.append((index, event))
-        if not self._called:
+        ends = isinstance(event, End | Failure)
+        self._ended |= ends
+        if (ends or not self._resting) and not self._called:
             self._called = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
                 self._loop.call_soon_threadsafe(self._look)
@@ -100,10 +107,22 @@ class Mailbox:
 
     async def get(self) -> list[tuple[int, Event]]:
         """All that have come, at least one, in order."""
+        await self._rest()
         while not self._events:
             self._some.clear()
             await self._some.wait()
+        self._resting, self._ended, self._due = True, False, self._loop.time() + PACE
         return [self._events.popleft() for _ in range(len(self._events))]
+
+    async def _rest(self) -> None:
+        if not self._ended and self._loop.time() < self._due:
+            timer = self._loop.call_at(self._due, self._some.set)
+            self._some.clear()
+            try:
+                await self._some.wait()
+            finally:
+                timer.cancel()
+        self._resting = False
 
     @property
     def full(self) -> bool:
