@@ -5,7 +5,7 @@
     python benchmarks/serving.py --llama-server PATH [--gguf FILE]   # and llama.cpp's server, in turn
     python benchmarks/serving.py --url http://127.0.0.1:8081     # another server with OpenAI's completions
 
-For each number of clients: all send a request at once, each with its own prompt; then as many processes, each with its
+For each number of clients: all send requests at once, each with its own prompts; then as many processes, each with its
 own copy of the model, do the same. Then one client repeatedly requests a single token while four others get long
 answers. Servers take turns, round by round.
 """
@@ -51,31 +51,37 @@ class Server(NamedTuple):
 
 
 class Client(threading.Thread):
-    """A streamed request. `first`: seconds to the first text; `seconds`: to the end; `tokens`: the server's count."""
+    """Streamed requests, one after another. `firsts`: seconds to their first texts; `tokens`: the server's count."""
 
-    def __init__(self, server: Server, prompt: list[int], max_tokens: int) -> None:
+    def __init__(self, server: Server, prompts: list[list[int]], max_tokens: int) -> None:
         super().__init__(daemon=True)
-        self._url, self.first, self.seconds, self.tokens = urlsplit(server.url), 0.0, 0.0, 0
-        self._connection = HTTPConnection(self._url.hostname or "", self._url.port, timeout=3600)
-        self._body = {
-            "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True}, **server.more,
+        self.firsts, self.tokens, url = list[float](), 0, urlsplit(server.url)
+        self._connection = HTTPConnection(url.hostname or "", url.port, timeout=3600)
+        fixed = {
+            "max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+            **server.more,
         }  # fmt: skip
+        self._bodies = [json.dumps({"prompt": prompt} | fixed) for prompt in prompts]
 
     def run(self) -> None:
-        begin = time.perf_counter()
-        connection = self._connection
-        connection.request("POST", "/v1/completions", json.dumps(self._body), {"content-type": "application/json"})
-        for line in connection.getresponse():
+        for body in self._bodies:
+            self._ask(body)
+        self._connection.close()
+
+    def _ask(self, body: str) -> None:
+        begin, first = time.perf_counter(), 0.0
+        self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = self._connection.getresponse()
+        for line in answer:
             if not line.startswith(b"data: {"):
                 continue
             data = json.loads(line[6:])
-            if not self.first and data["choices"]:  # text, or the end if a token has no text
-                self.first = time.perf_counter() - begin
+            if not first and data["choices"]:  # text, or the end if a token has no text
+                first = time.perf_counter() - begin
+                self.firsts.append(first)
             if data.get("usage"):
-                self.tokens = data["usage"]["completion_tokens"]
-        self.seconds = time.perf_counter() - begin
-        connection.close()
+                self.tokens += data["usage"]["completion_tokens"]
+        answer.read()  # to the end of its last chunk: the connection is used again
 
     def leave(self) -> None:
         """Disconnect before the end: the remaining tokens are not computed."""
@@ -99,9 +105,9 @@ class Restless(Client):
         super().leave()
 
 
-def together(server: Server, prompts: list[list[int]], max_tokens: int) -> tuple[list[Client], float]:
-    """All clients at once. Returns them, and the seconds until the last one had its answer."""
-    clients = [Client(server, prompt, max_tokens) for prompt in prompts]
+def together(server: Server, prompts: list[list[list[int]]], max_tokens: int) -> tuple[list[Client], float]:
+    """All clients at once, each with its prompts. Returns them, and the seconds until the last one had its answers."""
+    clients = [Client(server, each, max_tokens) for each in prompts]
     begin = time.perf_counter()
     for client in clients:
         client.start()
@@ -110,16 +116,17 @@ def together(server: Server, prompts: list[list[int]], max_tokens: int) -> tuple
     return clients, time.perf_counter() - begin
 
 
-def alone(path: str, threads: int, prompt: list[int], gen: int, ready: Any) -> None:
+def alone(path: str, threads: int, prompts: list[list[int]], gen: int, ready: Any) -> None:
     """A process with its own copy of the model. It waits for the others twice: to start, and to end."""
     with Model.load(path, threads=threads, verify=False) as model:
-        model.generate(prompt[:2], max_tokens=1)
+        model.generate(prompts[0][:2], max_tokens=1)
         ready.wait()
-        model.generate(prompt, max_tokens=gen, temperature=0, **PASSES)
+        for prompt in prompts:
+            model.generate(prompt, max_tokens=gen, temperature=0, **PASSES)
         ready.wait()
 
 
-def apart(path: Path, threads: int, prompts: list[list[int]], gen: int) -> float:
+def apart(path: Path, threads: int, prompts: list[list[list[int]]], gen: int) -> float:
     """Seconds for as many separate processes."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(len(prompts) + 1)
@@ -139,8 +146,8 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
     """path: the model for separate processes."""
     rng = random.Random(1)
 
-    def prompts(n: int) -> list[list[int]]:
-        return [[rng.randrange(3, 256) for _ in range(args.prompt)] for _ in range(n)]
+    def prompts(n: int, each: int = 1) -> list[list[list[int]]]:
+        return [[[rng.randrange(3, 256) for _ in range(args.prompt)] for _ in range(each)] for _ in range(n)]
 
     for server in servers:
         together(server, prompts(1), 4)  # warm-up: some code is loaded on first use
@@ -151,12 +158,13 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
         separate = []
         for _ in range(args.repeat):
             for server in servers:
-                clients, seconds = together(server, prompts(n), args.gen)
+                clients, seconds = together(server, prompts(n, args.each), args.gen)
                 speeds, firsts = found[server.name]
                 speeds.append(sum(client.tokens for client in clients) / seconds)
-                firsts += [client.first for client in clients]
+                firsts += [first for client in clients for first in client.firsts]
             if path:
-                separate.append(n * args.gen / apart(path, args.threads, prompts(n), args.gen))
+                seconds = apart(path, args.threads, prompts(n, args.each), args.gen)
+                separate.append(n * args.each * args.gen / seconds)
         for name, (speeds, firsts) in found.items():
             speed = statistics.median(speeds)
             row = {"name": f"{n} clients", "server": name, "tok_s": speed, "answers_s": speed / args.gen}
@@ -167,7 +175,7 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
 
 
 def beside_others(
-    server: Server, prompts: Callable[[int], list[list[int]]], args: argparse.Namespace
+    server: Server, prompts: Callable[[int], list[list[list[int]]]], args: argparse.Namespace
 ) -> dict[str, Any]:
     """Time to a first token while four answers are generated."""
     print(f"first token beside 4 answers, {server.name} …", file=sys.stderr)
@@ -175,7 +183,7 @@ def beside_others(
     for other in others:
         other.start()
     time.sleep(1)
-    firsts = [together(server, prompts(1), 1)[0][0].first for _ in range(args.probes)]
+    firsts = [together(server, prompts(1), 1)[0][0].firsts[0] for _ in range(args.probes)]
     for other in others:
         other.leave()
     return {"name": "first token beside 4 answers", "server": server.name} | waits(firsts)
@@ -238,6 +246,7 @@ def main() -> None:
     parser.add_argument("--gen", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--long", type=int, default=2000, help="tokens of the answers beside which others come")
     parser.add_argument("--probes", type=int, default=50, help="requests beside four answers")
+    parser.add_argument("--each", type=int, default=1, help="answers of each client, one after another")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
@@ -262,7 +271,9 @@ def main() -> None:
         rows = measure(servers, path, args)
     what = f"--model {args.model.name}" if args.model else f"--url {args.url}" if args.url else f"--shape {args.shape}"
     peer = f" --llama-server {args.llama_server.name}" if args.llama_server else ""
-    settings = f"--prompt {args.prompt} --gen {args.gen} --repeat {args.repeat} --threads {args.threads}"
+    settings = (
+        f"--prompt {args.prompt} --gen {args.gen} --each {args.each} --repeat {args.repeat} --threads {args.threads}"
+    )
     results = {"origin": report.origin(f"python benchmarks/serving.py {what}{peer} {settings}"), "rows": rows}
     text = page(results, args)
     if args.url:
@@ -275,7 +286,9 @@ def page(results: dict[str, Any], args: argparse.Namespace) -> str:
     head = ["", "", "tok/s", "answers/s", "first token, ms: p50", "p95", "p99"]
     keys = ("name", "server", "tok_s", "answers_s", "first_ms_p50", "first_ms_p95", "first_ms_p99")
     cells = [[row.get(key, "") for key in keys] for row in results["rows"]]
-    said = f"Prompts of {args.prompt} tokens, answers of {args.gen}, {args.threads} threads; medians of {args.repeat}."
+    each = f", {args.each} for each client" if args.each > 1 else ""
+    lengths = f"Prompts of {args.prompt} tokens, answers of {args.gen}{each}"
+    said = f"{lengths}, {args.threads} threads; medians of {args.repeat}."
     return f"# Requests to a server\n\n{said}\n\n{report.table(head, cells)}\n"
 
 

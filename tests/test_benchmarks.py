@@ -225,7 +225,7 @@ def test_shares_of_passes(tmp_path: Path) -> None:
 
 def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
     """Two servers in turn, and as many processes."""
-    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, probes=3, repeat=2, threads=1, long=200)
+    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, each=2, probes=3, repeat=2, threads=1, long=200)
     path = small_model(tmp_path)
     with served(path, parallel=5) as server:
         both = [serving.Server("a", server.address), serving.Server("b", server.address, {"seed": 5})]
