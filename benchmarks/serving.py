@@ -153,7 +153,8 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
         together(server, prompts(1), 4)  # warm-up: some code is loaded on first use
     rows = []
     for n in args.clients:
-        print(f"{n} clients …", file=sys.stderr)
+        named = f"{n} client{'s' * (n > 1)}"
+        print(f"{named} …", file=sys.stderr)
         found = {server.name: ([], []) for server in servers}
         separate = []
         for _ in range(args.repeat):
@@ -167,10 +168,10 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
                 separate.append(n * args.each * args.gen / seconds)
         for name, (speeds, firsts) in found.items():
             speed = statistics.median(speeds)
-            row = {"name": f"{n} clients", "server": name, "tok_s": speed, "answers_s": speed / args.gen}
+            row = {"name": named, "server": name, "tok_s": speed, "answers_s": speed / args.gen}
             rows.append(row | waits(firsts))
         if separate:
-            rows.append({"name": f"{n} clients", "server": "separate processes", "tok_s": statistics.median(separate)})
+            rows.append({"name": named, "server": "separate processes", "tok_s": statistics.median(separate)})
     return rows + [beside_others(server, prompts, args) for server in servers]
 
 

@@ -232,7 +232,7 @@ def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
         rows = serving.measure(both, path, args)
     separate = "separate processes"
     assert [(row["name"], row["server"]) for row in rows[:6]] == [
-        (f"{n} clients", name) for n in (1, 3) for name in ("a", "b", separate)
+        (clients, name) for clients in ("1 client", "3 clients") for name in ("a", "b", separate)
     ]
     assert all(row["tok_s"] > 0 for row in rows[:6]) and [row["server"] for row in rows[6:]] == ["a", "b"]
     assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows if row["server"] != separate)
