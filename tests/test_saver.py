@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bitnet.setup import building
 from bitnet.train import loop, memory, saver, saving
 from bitnet.train.checkpoint import all_of
 from training import TINY, bitnet, bits, losses
@@ -121,7 +122,7 @@ def test_without_room_for_a_copy_the_steps_wait(
         (tmp_path / f"memory.{name}").write_text(text)
     monkeypatch.setattr(memory, "GROUP", tmp_path)  # what only caches files is no use of memory
     assert memory.available() == (100, "the memory limit of the control group (container)")
-    monkeypatch.setattr(memory, "check", lambda *_: None)
+    monkeypatch.setattr(building, "check_memory", lambda *_: None)
     monkeypatch.setattr(saving.Snapshot, "copied", refuse)
     assert bitnet("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == 0
     assert bits(tmp_path / "run" / "step-000020") == bits(finished / "step-000020")

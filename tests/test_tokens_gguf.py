@@ -170,10 +170,13 @@ def test_ends_of_answers_that_the_file_has_as_text(kind: int) -> None:
 def test_ends_of_a_gap_are_ends_of_an_answer() -> None:
     """As in llama.cpp: told by their keys, and without them by their names."""
     metadata, texts = dict(as_gguf("qwen2")), list(as_gguf("qwen2")["tokenizer.ggml.tokens"])
-    texts[40], texts[41], texts[42] = "<|fim_pad|>", "<|file_sep|>", "<EOT>"
+    named = {len(texts), len(texts) + 1, len(texts) + 2}
+    texts += ["<|fim_pad|>", "<|file_sep|>", "<EOT>"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1, 1, 1]
     keys = {f"tokenizer.ggml.fim_{name}_token_id": 50 + i for i, name in enumerate(("pad", "rep", "sep"))}
-    before, found = (of_gguf(metadata | more)[2] for more in ({}, {"tokenizer.ggml.tokens": texts, **keys}))
-    assert set(found["eos_token_ids"]) - set(before["eos_token_ids"]) == {40, 41, 42, 50, 51, 52}
+    before = of_gguf(as_gguf("qwen2"))[2]
+    found = of_gguf(metadata | {"tokenizer.ggml.tokens": texts} | keys)[2]
+    assert set(found["eos_token_ids"]) - set(before["eos_token_ids"]) == {*named, 50, 51, 52}
 
 
 def test_tokens_that_are_there_twice_and_templates_that_are_none() -> None:
