@@ -6,7 +6,7 @@
  * not change. It is printed, so that machines can be compared.
  *
  *     logits_hash [FILE]      without FILE, small random models
- *     logits_hash --brief     of these the best tier takes one way in turn: for CPUs that are emulated
+ *     logits_hash --brief     the best tier takes one way in turn: for CPUs that are emulated
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
