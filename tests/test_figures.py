@@ -21,6 +21,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/performance.md", "| | threads | here | of the limit |", ("vs_llama_cpp-bitnet-2b4t",)),
     ("docs/performance.md", "| | here | llama.cpp |", ("vs_llama_cpp-bitnet-2b4t",)),
     ("docs/performance.md", "| beside ik_llama.cpp |", ("peers-ik_llama.cpp",)),
+    ("docs/performance.md", "| with AMX | threads |", ("peers-ik_llama.cpp-amx",)),
     (
         "docs/performance.md",
         "| | threads | tok/s | of the limit |",
