@@ -104,7 +104,7 @@ def streamed(port: int, prompt: str) -> str:
     asked = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "stream": True}
     lines = ask(port, "POST", "/v1/completions", asked)[1].splitlines()
     pieces = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-    assert len(pieces) > 3 and lines[-2] == b"data: [DONE]", lines
+    assert len(pieces) > 1 and lines[-2] == b"data: [DONE]", lines
     return "".join(piece["choices"][0]["text"] for piece in pieces)
 
 
