@@ -89,8 +89,10 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, Event]] = deque()
         self._some = asyncio.Event()
-        self._called = self._resting = self._ended = False
-        self._due = 0.0  # when to look again
+        self._called = False  # the loop, which has not looked yet
+        self._resting = False  # the loop, which looks by itself at `_due`
+        self._ended = False  # an answer, since the last look
+        self._due = 0.0
 
     def put(self, index: int, event: Event) -> None:
         self._events.append((index, event))
