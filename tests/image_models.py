@@ -14,8 +14,10 @@ from bitnet_export.packed.records import Spec
 from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from runtime_models import byte_tokenizer
+from vision_models import CAUSAL, PALIGEMMA
 
 N = 9  # vectors of an image of these models
+GREEDY: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 RNG = np.random.default_rng(4)
 CAT, DOG = RNG.integers(0, 256, (2, 40, 30, 3), np.uint8)
 
@@ -45,6 +47,12 @@ def packed(
     metadata = {"generation": generation or {}}
     write_packed(path, plain.configs, same, metadata=metadata, tokenizer=definition, template=template.encode() or None)
     return path
+
+
+def decoder_file(folder: Path, kind: str, template: str) -> Path:
+    """A decoder; kind: "prefix" or "causal", how its prompts are masked."""
+    config = {"prefix": PALIGEMMA, "causal": CAUSAL}[kind].replace(vocab_size=VOCAB, image_token=IMAGE)
+    return packed(folder / f"{kind}.bitnet", config, template=template, generation={"bos_token_id": 2})
 
 
 def logits(model: Model, tokens: list[int], images: list[Any]) -> Any:

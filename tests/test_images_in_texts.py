@@ -14,11 +14,9 @@ from PIL import Image
 
 from bitnet_runtime import ClosedError, ContextLengthError, ImageError, InvalidParameterError, Model
 from bitnet_runtime.images import vision
-from image_models import CAT, DOG, IMAGE, VOCAB, N, logits, packed
+from image_models import CAT, DOG, GREEDY, IMAGE, VOCAB, N, decoder_file, logits, packed
 from test_image_prompts import PARTS
-from vision_models import CAUSAL, PALIGEMMA
-
-GREEDY: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
+from vision_models import PALIGEMMA
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["prefix", "causal"])
 def decoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Model]:
-    config = {"prefix": PALIGEMMA, "causal": CAUSAL}[request.param].replace(vocab_size=VOCAB, image_token=IMAGE)
-    path = packed(folder / f"{request.param}.bitnet", config, template=PARTS, generation={"bos_token_id": 2})
-    with Model.load(path) as model:
+    with Model.load(decoder_file(folder, request.param, PARTS)) as model:
         yield model
 
 

@@ -74,18 +74,10 @@ def test_tokens_that_have_come_meanwhile_are_one_event() -> None:
     first, second, last = streamed(
         Chat(cast(Served, named), None), [(0, a), (1, a), (0, b)], [(1, b), (0, c), (0, end), (1, end)], choices=2
     )
-    deltas = [
-        (one["index"], one["delta"].get("content"), one["finish_reason"]) for chunk in first for one in chunk["choices"]
-    ]
-    assert deltas == [(0, "", None), (1, "", None), (0, "ab", None), (1, "a", None)]
+    assert deltas(first) == [(0, "", None), (1, "", None), (0, "ab", None), (1, "a", None)]
     said = [one["logprobs"]["content"] for chunk in first for one in chunk["choices"] if one["logprobs"]]
     assert [[token["token"] for token in one] for one in said] == [["a", "b"], ["a"]]
-    deltas = [
-        (one["index"], one["delta"].get("content"), one["finish_reason"])
-        for chunk in second
-        for one in chunk["choices"]
-    ]
-    assert deltas == [(0, "c", None), (0, None, "stop"), (1, "b", None), (1, None, "stop")] and not last
+    assert deltas(second) == [(0, "c", None), (0, None, "stop"), (1, "b", None), (1, None, "stop")] and not last
 
 
 def test_what_came_before_a_failure_is_sent() -> None:
