@@ -21,7 +21,7 @@ from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint, repack
 from bitnet_export.checkpoint.findings import Agreement
 from bitnet_export.checkpoint.pack import pack_checkpoint
-from bitnet_export.checkpoint.real_text import real_tokens
+from bitnet_export.checkpoint.real_text import LONG_TOKEN, real_tokens
 from bitnet_export.checkpoint.verify import VerificationError, _check_agreement
 from bitnet_export.packed import encodings, records
 from bitnet_runtime import Model
@@ -71,6 +71,26 @@ def test_loss_on_fifty_thousand_tokens(trained: Path, tmp_path: Path) -> None:
     assert all(0.2 < z < 0.5 for z in report.zero_fraction) and len(report.zero_fraction) == 2
     assert report.file_bytes == (tmp_path / "m.bitnet").stat().st_size
     assert os.listdir(tmp_path) == ["m.bitnet"]
+
+
+def test_of_a_long_text_only_the_beginning_is_read(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book of a million pages takes no longer than a page."""
+    checkpoint, read = Checkpoint.open(trained), list[int]()
+
+    class Counting:
+        def encode(self, text: str, **options: Any) -> Any:
+            read.append(len(text))
+            return words.encode(text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(words, name)
+
+    words = checkpoint.words
+    whole, source = real_tokens(checkpoint, 50_000)
+    monkeypatch.setattr(Checkpoint, "words", Counting())
+    ids, same = real_tokens(Checkpoint.open(trained), 1000)
+    assert ids.tolist() == whole[:1000].tolist() and (source, same) == ("validation text", "validation text")
+    assert max(read) < 1000 * LONG_TOKEN < 50_000
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

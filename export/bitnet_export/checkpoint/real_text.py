@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from bitnet.train.checkpoint import Checkpoint
+
+LONG_TOKEN = 32  # characters; more than the tokens of a text have on average
 
 
 def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
@@ -35,10 +39,7 @@ def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     used = ["validation text"] if ids else []
     if len(ids) < n:
         used.append("the standard library's source")
-        for text in corpus.Documents([]):
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            if len(ids) >= n:
-                break
+        ids += _first(corpus.Documents([]), words, start, n - len(ids))
     if not ids:  # a model of vectors is saved with an empty tokenizer
         return _drawn(checkpoint, n), "random tokens (the tokenizer gives none)"
     return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
@@ -66,7 +67,6 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
     if not (settings := state.get("settings")):
         return [], ""
     texts: Iterable[str]
-    ids: list[int] = []
     try:
         if kept := dataset.recorded(state, "validation", checkpoint.run):
             return kept.ids[:n].tolist(), ""
@@ -89,10 +89,16 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
             texts = corpus.split(
                 corpus.Documents(settings["data"], settings.get("column", files.COLUMN)), settings["validation"]
             )[1]
-        for text in texts:
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            if len(ids) >= n:
-                break
+        return _first(texts, words, start, n), ""
     except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
         return [], str(error)
-    return ids, ""
+
+
+def _first(texts: Iterable[str], words: Tokenizer, start: list[int], n: int) -> list[int]:
+    """At least `n` tokens, or all; of a text that is far longer only its beginning is read."""
+    ids: list[int] = []
+    for text in texts:
+        ids += start + words.encode(text[: LONG_TOKEN * (n - len(ids))], add_special_tokens=False).ids
+        if len(ids) >= n:
+            break
+    return ids
