@@ -17,6 +17,7 @@ import pytest
 from bitnet.presets import PRESETS
 from bitnet_export import random_adapter, random_model
 from bitnet_runtime import Model
+from bitnet_runtime.bench import table
 from bitnet_runtime.model import KV_TYPES
 from command import bitnet
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
@@ -275,6 +276,10 @@ def test_bench_json(models: Path) -> None:
     assert found["rows"]["ratio"][0] == 1 and len(found["rows"]["ms"]) == len(found["rows"]["ratio"]) == 8
     assert (prefill["n"], decode["n"], decode["depth"]) == (64, 32, 16)
     assert found["peak_rss_mb"] < 100
+    large = found | {"model": found["model"] | {"file_mb": 1e4}}
+    for share, told in ((0.25, True), (0.95, False), (None, False)):
+        assert ("25% of the file in huge pages" in table(large | {"huge_share": share})) == told
+    assert "huge pages" not in table(found | {"huge_share": 0.25})  # the caches hold it
 
 
 def test_bench_with_an_adapter(models: Path, tmp_path: Path) -> None:

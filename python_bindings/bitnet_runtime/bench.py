@@ -27,6 +27,7 @@ from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.sessions.sampler import Sampler
 from bitnet_runtime.sessions.session import Session
 
+SCATTERED = 0.9  # share of a file in huge pages below which `table` advises to read it into memory instead
 USUAL = 128  # tokens of a prompt, and of what follows it
 COMPUTED = lib.BN_REPEATED  # tokens of a depth that are computed; the rest are copies, see Session.repeat
 MOST_ROWS, PASSES = 8, 8  # rows in a pass, such as guesses and joint texts; passes measured for each number
@@ -70,6 +71,10 @@ def table(found: dict[str, Any]) -> str:
     skipped = decode["skipped_bytes_per_token"]
     left_out = f" ({skipped / 1e6:.1f} MB left out)" if skipped else ""
     copied = f" (all but {COMPUTED} of them copies)" if decode["depth"] > COMPUTED else ""
+    huge, large = found["huge_share"], model["file_mb"] * 1e6 > machine.buffer_bytes() / 4
+    pages = []
+    if large and huge is not None and huge < SCATTERED:
+        pages = [f"pages    {huge:.0%} of the file in huge pages, which are read faster; --no-mmap puts all there"]
     return "\n".join(
         [
             f"{found['cpu']}, {found['isa']}, threads {found['threads']}",
@@ -78,6 +83,7 @@ def table(found: dict[str, Any]) -> str:
             f"load     {found['load_ms']:.1f} ms, {found['load_unverified_ms']:.1f} ms without checking the weights",
             f"memory   peak {found['peak_rss_mb']:.1f} MB = file {model['file_mb']:.1f} + session "
             f"{found['session_mb']:.1f} + {found['peak_rss_mb'] - model['file_mb'] - found['session_mb']:.1f}",
+            *pages,
             f"prefill  {prefill['n']} tokens: {prefill['tok_s']:.1f} tok/s, {prefill['gmac_s']:.0f} GMAC/s, "
             f"{prefill['int8_peak_share']:.0%} of the int8 peak",
             f"decode   {decode['n']} tokens at depth {decode['depth']}{copied}: {decode['tok_s']:.1f} tok/s, "
@@ -118,6 +124,7 @@ def measure(
             runs.decode.append(gen / _seconds(lambda: _decode(session, gen)))
             runs.skipped.append((skipped_bytes(session) - before) / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
+            huge = machine.huge_share(path)
             runs.rows.append(_rows(model, session, depth, tokens[depth], gen))
             runs.bandwidth.append(machine.read_bandwidth(model.threads))
             runs.int8_peak.append(machine.int8_peak(model.isa, model.threads))
@@ -128,6 +135,7 @@ def measure(
             "load_unverified_ms": 1e3 * unverified,
             "peak_rss_mb": memory / 1e6,
             "session_mb": session.nbytes / 1e6,
+            "huge_share": huge,
         }
         return of_load | runs.figures(model, added, prompt, gen, depth)
 

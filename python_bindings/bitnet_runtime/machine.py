@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -54,6 +56,22 @@ def peak_memory() -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def huge_share(path: str, areas: Path = Path("/proc/self/smaps")) -> float | None:
+    """Share of a mapped file's resident bytes that are in huge pages of 2 MB or more; None: not told, or not mapped."""
+    try:
+        text = areas.read_text(errors="replace")
+    except OSError:
+        return None
+    name, resident, huge = os.path.realpath(path), 0, 0
+    for area in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", text, flags=re.MULTILINE):
+        head, _, facts = area.partition("\n")
+        if head.endswith(f" {name}"):
+            sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", facts, re.MULTILINE))
+            resident += int(sizes["Rss"])
+            huge += int(sizes.get("FilePmdMapped", 0)) + int(sizes.get("ShmemPmdMapped", 0))
+    return huge / resident if resident else None
 
 
 def cpu_name() -> str:

@@ -1,0 +1,47 @@
+"""What the machine says of itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitnet_export import random_model
+from bitnet_runtime import Model, machine
+from packed_files import SMALL
+
+AREAS = """\
+7f0000000000-7f0000600000 r--p 00000000 fe:00 12 {file}
+Size:               6144 kB
+Rss:                4096 kB
+FilePmdMapped:      2048 kB
+VmFlags: rd mr
+7f0000600000-7f0000800000 r--p 00600000 fe:00 12 {file}
+Rss:                2048 kB
+FilePmdMapped:      2048 kB
+7f0000800000-7f0000a00000 r--p 00000000 fe:00 13 {file}.other
+Rss:                2048 kB
+FilePmdMapped:         0 kB
+7f0000a00000-7f0000c00000 rw-p 00000000 00:00 0
+Rss:                2048 kB
+"""
+
+
+def test_share_of_a_file_in_huge_pages(tmp_path: Path) -> None:
+    file, areas = tmp_path / "a model.bitnet", tmp_path / "smaps"
+    areas.write_text(AREAS.format(file=file))
+    assert machine.huge_share(str(file), areas) == 4096 / 6144
+    assert machine.huge_share(str(tmp_path / "another"), areas) is None
+    assert machine.huge_share(str(file), tmp_path / "a system without it") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+def test_share_of_a_mapped_model(tmp_path: Path) -> None:
+    file = str(tmp_path / "m.bitnet")
+    random_model(SMALL, file, 0)
+    with Model.load(file):
+        share = machine.huge_share(file)
+        assert share is not None and 0 <= share <= 1
+    with Model.load(file, mmap=False):
+        assert machine.huge_share(file) is None
