@@ -34,6 +34,7 @@ def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypa
             entries[0].error, entries[1].error = NumericError("first"), NumericError("second")
 
     monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", failing)
+    monkeypatch.setattr("bitnet_runtime.answers.writer.MOMENT", 0)
     with model.batch() as batch:
         for prompt in ([1, 2], [2, 3], [3, 4]):
             staying = batch.add(prompt, max_tokens=30, **DRAWN)
@@ -62,6 +63,7 @@ def test_ctrl_c_ends_what_is_computed(model: Model, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
 
     monkeypatch.setattr("bitnet_runtime.answers.together.step_batch", interrupted)
+    monkeypatch.setattr("bitnet_runtime.answers.writer.MOMENT", 0)
     session = model.session() if own else None
     with model.batch(most=2) as batch:
         first, second = batch.add(prompts[0], session=session, **options), batch.add(prompts[1], **options)

@@ -566,8 +566,9 @@ typedef struct bn_entry {
     const int32_t *tokens;     /* int32[n_tokens], n_tokens >= 1: a piece of a prompt, or */
     int32_t n_tokens;          /* the token chosen last */
     int32_t most;              /* tokens to choose; 0: none, and no logits are kept */
-    float moment;              /* seconds: a lone entry without `draft` and `allowed` runs further
-                                * passes until this much time has passed; 0: one pass */
+    float moment;              /* seconds: up to 64 entries that all choose tokens, without `draft`
+                                * and `allowed`, have further passes until the least of theirs has
+                                * passed, or one of them has what it asks for; 0: one pass */
     const bn_sampler *sampler; /* NULL: temperature 0. `allowed` has min(most, 1 + n_draft) rows, 1
                                 * if n_tokens > 1 */
     const int32_t *draft;      /* int32[n_draft]: draft tokens for those to be chosen, used if
@@ -575,6 +576,7 @@ typedef struct bn_entry {
     int32_t n_draft;           /* >= 0 */
     int32_t *chosen;  /* out: int32[most], of this entry alone: threads write in parallel */
     int32_t n_chosen; /* out: how many; at least one if most > 0 and status is BN_OK */
+    int32_t n_passes; /* out: in how many passes */
     bn_status status; /* out: status of this text */
 } bn_entry;
 

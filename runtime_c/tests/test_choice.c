@@ -254,6 +254,37 @@ static void test_moment(const bn_sampler *sampler) {
     bn_session_free(right);
 }
 
+/* Texts continue together until one has what it asks for, if each of them may. */
+static void test_moment_of_several(const bn_sampler *sampler) {
+    enum { TEXTS = 3, FEW = 5 };
+    int32_t expected[NEW], chosen[TEXTS][NEW];
+    bn_entry e[TEXTS] = {{0}};
+    bn_session *right = reference(sampler, expected);
+    for (int least = 0; least < 2; least++) {
+        for (int i = 0; i < TEXTS; i++)
+            e[i] = (bn_entry){.session = prompted(model, &plain, prompt),
+                              .tokens = expected,
+                              .n_tokens = 1,
+                              .most = i == 1 ? FEW : NEW - 1,
+                              .moment = i == 2 && least ? 0 : 1e6f,
+                              .sampler = sampler,
+                              .chosen = chosen[i]};
+        ok(bn_step_batch(e, TEXTS));
+        CHECK(least ? e[1].n_chosen < FEW : e[1].n_chosen == FEW);
+        for (int i = 0; i < TEXTS; i++) { /* repetitions may be guessed, and give more in a pass */
+            const int32_t n = e[i].n_chosen;
+            CHECK(n > (least ? 0 : 1));
+            CHECK(least ? e[i].n_passes == 1 : e[i].n_passes > 1 && e[i].n_passes <= FEW);
+            CHECK_EQ(bn_session_position(e[i].session), PROMPT + n);
+            CHECK(memcmp(chosen[i], expected + 1, (size_t)n * sizeof *expected) == 0);
+            ok(bn_session_append(e[i].session, expected + n, NEW - n, BN_LOGITS_LAST, NULL));
+            same_logits(e[i].session, right);
+            bn_session_free(e[i].session);
+        }
+    }
+    bn_session_free(right);
+}
+
 /* A guess that is not a token is refused, whatever is chosen. */
 static void test_wrong_guesses(void) {
     bn_session *s = prompted(model, NULL, prompt);
@@ -410,6 +441,7 @@ int main(void) {
         test_drafts(&samplers[i], (uint64_t)i);
         test_allowed(&samplers[i], (uint64_t)i);
         test_moment(&samplers[i]);
+        test_moment_of_several(&samplers[i]);
     }
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++)
         test_drafts(&samplers[2], 9);

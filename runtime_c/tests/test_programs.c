@@ -46,6 +46,7 @@ static bn_model *single;            /* the same file; its sessions share nothing
 static int32_t full;                /* calls for which there was no room */
 static int32_t refused;             /* texts of a batch that were refused */
 static int32_t right;               /* right guesses in a batch */
+static int32_t went_on;             /* batches that had more than one pass */
 static int32_t long_ones[SAMPLERS]; /* steps that gave more tokens without a draft from the
                                      * caller */
 
@@ -187,14 +188,14 @@ typedef struct going {
     int32_t tokens[PIECE], draft[LONGEST], chosen[LONGEST], seed;
 } going;
 
-static bn_entry enter(going *g, mirror *m, uint64_t *random) {
+static bn_entry enter(going *g, mirror *m, float moment, uint64_t *random) {
     const int32_t room = TEXT - m->n, longest = check_below(random, 3) ? 1 : PIECE;
     *g = (going){.m = m, .seed = 1 + (int32_t)check_below(random, 1000)};
     bn_entry e = {.session = m->s,
                   .tokens = g->tokens,
                   .n_tokens = 1 + (int32_t)check_below(random, (size_t)longest),
                   .most = (int32_t)check_below(random, LONGEST),
-                  .moment = (float)check_below(random, 2),
+                  .moment = moment,
                   .sampler = &samplers[check_below(random, SAMPLERS)],
                   .draft = g->draft,
                   .chosen = g->chosen};
@@ -235,7 +236,7 @@ static void leave(const going *g, const bn_entry *e) {
         m->tokens[m->n++] = g->chosen[i];
     }
     right += e->n_chosen > 1 ? e->n_chosen - 1 : 0;
-    long_ones[e->sampler - samplers] += e->n_chosen > 1 && e->n_draft == 0;
+    long_ones[e->sampler - samplers] += e->n_chosen > 1 && e->n_draft == 0 && e->moment <= 0;
     if (e->most > 0) {
         ok(bn_session_sample(m->s, e->sampler, &token));
         CHECK_EQ(token, e->chosen[e->n_chosen - 1]);
@@ -246,10 +247,11 @@ static void leave(const going *g, const bn_entry *e) {
 static void pass(uint64_t *random) {
     static going all[TEXTS];
     bn_entry entries[TEXTS];
+    const float moment = (float)check_below(random, 2);
     int32_t n = 0;
     for (mirror *m = texts; m < texts + TEXTS; m++)
         if (m->s && check_below(random, 4)) {
-            entries[n] = enter(&all[n], m, random);
+            entries[n] = enter(&all[n], m, moment, random);
             n++;
         }
     if (n == 0)
@@ -262,6 +264,7 @@ static void pass(uint64_t *random) {
         leave(&all[i], &entries[i]);
     }
     CHECK_EQ(status, first);
+    went_on += n > 1 && moment > 0 && entries[0].n_chosen > 1 && entries[0].n_draft == 0;
 }
 
 static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t type) {
@@ -366,6 +369,7 @@ int main(void) {
     test_programs(20, 2, 1);
     CHECK_MSG(refused > enough && right > 10 * enough, "%d texts stayed out, %d guesses came true",
               refused, right);
+    CHECK_MSG(went_on > enough, "texts went on together only %d times", went_on);
     CHECK_MSG(full > enough, "the budget was exceeded only %d times", full);
     CHECK_MSG(long_ones[1] > enough && long_ones[2] > enough,
               "the draft was right only %d times, a repetition %d", long_ones[1], long_ones[2]);

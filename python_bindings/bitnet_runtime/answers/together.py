@@ -37,7 +37,8 @@ class Passes:
         self._lately: list[float] = []  # seconds that so many took of late
 
     def run(self, writers: Sequence[Writer], guesses: int = BLOCK) -> Iterator[tuple[Writer, Exception | None]]:
-        """One pass over answers that have begun and are not done; those that had a part in it, and their errors.
+        """One pass over answers that have begun and are not done, or as many as fit the `moment` of all; those that
+        had a part in it, and their errors.
 
         Of several that found no room in the cache one fails, and leaves its own to the others: they are as they were,
         and have another pass. guesses: most draft tokens of each by n-gram lookup.
@@ -50,19 +51,21 @@ class Passes:
                 break
             try:
                 entry = writer.entry(max(1, left), guesses)
-                entry.struct.moment = 0  # others may come, and passes are timed
                 entries.append((writer, entry))
                 left -= min(writer.loads, left)
             except Exception as error:
                 yield writer, error
         if not entries:
             return
+        if left < room:  # what prompts take is measured
+            entries[0][1].struct.moment = 0
         try:
             step_batch([entry for _, entry in entries])
         except Exception as error:  # before anything was computed
             yield from ((writer, error) for writer, _ in entries)
             return
-        self._note(len(going), room - left, entries[0][1].seconds)
+        first = entries[0][1]
+        self._note(len(going), room - left, first.seconds / max(1, first.passes))
         full = False
         for writer, entry in entries:
             try:

@@ -87,6 +87,7 @@ class Writer:
         self.begun = False
         self._changes = 0  # of the session, when it had begun
         self._entry: Entry | None = None  # that of all its passes
+        self.moment = MOMENT if self.owned else 0.0  # for which the engine goes on unasked
         self.done = self._transcript.complete
 
     def result(self) -> Result:
@@ -166,9 +167,9 @@ class Writer:
     def _ask(self, tokens: Sequence[int], choice: Choice) -> Entry:
         if self._entry is None:
             self._entry = Entry(self.session, tokens, *choice, self._changes)
-            self._entry.struct.moment = MOMENT if self.owned else 0
         else:
             self._entry.ask(tokens, *choice)
+        self._entry.struct.moment = self.moment
         return self._entry
 
     def take(self, entry: Entry) -> None:

@@ -22,8 +22,8 @@ class Entry:
     """
 
     __slots__ = (
-        "_changes", "_chosen", "_draft", "_sampler", "_tokens", "chosen", "error", "seconds", "session", "struct",
-        "tokens",
+        "_changes", "_chosen", "_draft", "_sampler", "_tokens", "chosen", "error", "passes", "seconds", "session",
+        "struct", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class Entry:
         self._tokens = self._draft = self._chosen = _NONE
         self.chosen: list[int] = []  # then the session holds the tokens and all of these but the last
         self.error: BitnetError | None = None
-        self.seconds = 0.0  # that the pass took
+        self.passes, self.seconds = 0, 0.0  # that the call took
         self.ask(tokens, sampler, draft, most)
 
     def ask(
@@ -106,6 +106,7 @@ def _step(entries: Sequence[Entry]) -> None:
         array = ffi.new("bn_entry[]", [entry.struct[0] for entry in going])
     status = lib.bn_step_batch(array, len(going))
     for i, entry in enumerate(going):
+        entry.passes = array[i].n_passes
         if n := array[i].n_chosen:
             entry.chosen = ffi.unpack(array[i].chosen, n)
     if status:

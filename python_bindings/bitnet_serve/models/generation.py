@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.structured.guide import Guide
 
 PACE = 0.004  # seconds between two looks at a stream
+MOMENT = 0.002  # seconds for which the engine goes on unasked: nobody would look sooner
 UNREAD = 256  # unread events after which an answer waits for its reader
 ROWS = 16 << 20  # bytes of logits computed at a time
 
@@ -199,6 +200,7 @@ class Generation(Task):
             reader=call_reader(self._model, ask.tools), logprobs=ask.top,
             thinker=thought_reader(self._model, ask.begun),
         )  # fmt: skip
+        writer.moment = MOMENT
         self.done = writer.done
         if not self.done:
             writer.begin()

@@ -7,6 +7,8 @@
 #include "choose.h"
 #include "sampler.h"
 
+enum { TOGETHER = 64 }; /* texts that go on unasked */
+
 static bn_status check_draft(const bn_session *s, const int32_t *draft, int32_t n) {
     bn_status status = BN_OK;
     for (int32_t i = 0; i < n && !status; i++)
@@ -83,30 +85,68 @@ static bn_status begin_piece(const bn_entry *entry) {
                : BN_OK;
 }
 
-/* More passes for a lone text: if a pass takes microseconds, a call for each would take as long. If
- * one fails, it is undone, and the next call reports it. */
-static void go_on(bn_entry *entry, double begin) {
-    bn_session *s = entry->session;
-    while (entry->n_chosen < entry->most && bn_seconds() - begin < (double)entry->moment) {
-        const int32_t held = s->position;
-        bn_entry next = *entry;
-        next.tokens = &entry->chosen[entry->n_chosen - 1];
-        next.n_tokens = 1;
-        next.most -= entry->n_chosen;
-        next.chosen += entry->n_chosen;
-        next.n_chosen = 0;
-        next.status = check(&next);
-        if (next.status)
-            return;
-        bn_batch b = bn_batch_begin(s);
-        bn_advance(&b, &next, 1, 0);
+/* A pass over the n entries that are in order, in as many turns as it takes. */
+static void run(bn_entry *entries, int32_t n) {
+    for (int32_t done = 0; done < n;) {
+        bn_batch b = bn_batch_begin(entries->session);
+        done += bn_advance(&b, entries + done, n - done, 0);
         bn_batch_end(&b);
-        if (next.status) {
-            bn_session_cut(s, held);
-            return;
-        }
-        entry->n_chosen += next.n_chosen;
     }
+}
+
+/* The entry after `entry` that goes on with it: appends the token chosen last, and chooses more. */
+static bn_entry following(const bn_entry *entry) {
+    bn_entry next = *entry;
+    next.tokens = &entry->chosen[entry->n_chosen - 1];
+    next.n_tokens = 1;
+    next.most -= entry->n_chosen;
+    next.chosen += entry->n_chosen;
+    next.n_chosen = 0;
+    return next;
+}
+
+/* Whether it can go on unasked: of what the caller gave for one pass nothing is needed. */
+static int goes_on(const bn_entry *entry) {
+    return !entry->status && entry->n_chosen < entry->most && entry->n_draft < 1 &&
+           !(entry->sampler &&
+             entry->sampler->allowed); /* for which one row of `allowed` suffices */
+}
+
+/* One more pass for all. 0: not all can have it, or one failed, which is undone: the next call
+ * reports why. */
+static int once_more(bn_entry *entries, int32_t n) {
+    bn_entry next[TOGETHER];
+    int32_t held[TOGETHER], whole = 1;
+    for (int32_t i = 0; i < n; i++) {
+        if (!goes_on(&entries[i]))
+            return 0;
+        next[i] = following(&entries[i]);
+        held[i] = next[i].session->position;
+        if ((next[i].status = check(&next[i])))
+            return 0;
+    }
+    run(next, n);
+    for (int32_t i = 0; i < n; i++) {
+        if (next[i].status) {
+            bn_session_cut(next[i].session, held[i]);
+            whole = 0;
+        } else {
+            entries[i].n_chosen += next[i].n_chosen;
+            entries[i].n_passes++;
+        }
+    }
+    return whole;
+}
+
+/* More passes: if one takes microseconds, a call for each would take as long. */
+static void go_on(bn_entry *entries, int32_t n, double begin) {
+    float moment = entries->moment;
+    for (int32_t i = 1; i < n; i++)
+        moment = entries[i].moment < moment ? entries[i].moment : moment;
+    if (n > TOGETHER)
+        return;
+    while (bn_seconds() - begin < (double)moment && once_more(entries, n))
+        ;
 }
 
 /* Whether the arguments are valid; those of the samplers are checked text by text. */
@@ -127,7 +167,7 @@ static int are_valid(const bn_entry *entries, int32_t n) {
 /* A program may look at the entries alone, so none of them may seem to have succeeded. */
 static bn_status refuse(bn_entry *entries, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        entries[i].n_chosen = 0;
+        entries[i].n_chosen = entries[i].n_passes = 0;
         entries[i].status = BN_ERR_ARGUMENT;
     }
     return BN_ERR_ARGUMENT;
@@ -143,20 +183,14 @@ bn_status bn_step_batch(bn_entry *entries, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         entries[i].n_chosen = 0;
         entries[i].status = check(&entries[i]);
+        entries[i].n_passes = !entries[i].status;
         if (!entries[i].status)
             entries[i].status = begin_piece(&entries[i]);
     }
-    for (int32_t done = 0; done < n;) {
-        bn_batch b = bn_batch_begin(entries->session);
-        done += bn_advance(&b, entries + done, n - done, 0);
-        bn_batch_end(&b);
-    }
+    run(entries, n);
     for (int32_t i = 0; i < n; i++)
         if (entries[i].status)
             return entries[i].status;
-    const bn_sampler *sampler = entries->sampler;
-    if (n == 1 && entries->n_draft < 1 &&
-        !(sampler && sampler->allowed)) /* for which one row of `allowed` suffices */
-        go_on(entries, begin);
+    go_on(entries, n, begin);
     return BN_OK;
 }
