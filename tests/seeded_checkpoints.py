@@ -41,7 +41,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
         tokens = dataset.tokenize(list(corpus.Documents(TEXT)), words, run, "text")
         batches = dataset.Batches(tokens, 16, 64, seed)
         for step in range(steps):
-            model.loss(*batches[step]).backward()
+            model.loss(*batches.sequences(16 * step, 16 * step + 16)).backward()
             optimizer.step()
             optimizer.zero_grad()
     state = {"step": steps, "tokens": 1024 * steps, "seconds": 0, "settings": {"data": TEXT, "validation": 0.3}}

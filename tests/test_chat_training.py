@@ -226,10 +226,10 @@ def test_positions_begin_anew() -> None:
 def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -> None:
     found, _ = dialogues(23)
     batches = packing.Batches(found, 4, 60, seed=1)
-    rows = [row for i in range(batches.per_epoch) for row in batches[i][0].tolist()]  # four epochs
+    rows = batches.sequences(0, 4 * batches.per_epoch)[0].tolist()  # four epochs
     assert all(rows.count(row) % 4 == 0 for row in rows)
-    later = [t.tolist() for t in batches[7]]
-    assert [t.tolist() for t in packing.Batches(found, 4, 60, seed=1)[7]] == later
+    later = [t.tolist() for t in batches.sequences(28, 32)]
+    assert [t.tolist() for t in packing.Batches(found, 4, 60, seed=1).sequences(28, 32)] == later
 
 
 def test_what_lies_beyond_the_context_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

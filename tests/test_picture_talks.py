@@ -88,7 +88,7 @@ def test_a_picture_is_looked_at_once(tmp_path: Path) -> None:
     """For several questions, with the same loss as for each separately; augmented equally within a conversation."""
     talks, _, _ = talks_of(tmp_path, conversations(tmp_path / "data", 3), True)
     batches = picture_talks.Batches(talks, 4, 400, 0, "none")
-    inputs, _, documents, prefix, pixels, which = batches[0]
+    inputs, _, documents, prefix, pixels, which = batches.sequences(0, 4)
     assert len(pixels) == 2 and which.tolist() == [0, 0, 1, 1]  # rows of a conversation follow each other
     model = seeded(PALIGEMMA.replace(vocab_size=262, max_context=400, image_token=talks.image)).double()
     with torch.no_grad():
@@ -99,9 +99,9 @@ def test_a_picture_is_looked_at_once(tmp_path: Path) -> None:
     for epoch in (visits[:6], visits[6:]):
         assert len({row[0].numpy().tobytes() + row[4].numpy().tobytes() for row in epoch}) == 6
     first, again = (picture_talks.Batches(talks, 4, 400, 0, "crop") for _ in range(2))
-    for a, b in zip(first[1], again[1], strict=True):
+    for a, b in zip(first.sequences(4, 8), again.sequences(4, 8), strict=True):
         assert a.equal(b)
-    changed = first[0]
+    changed = first.sequences(0, 4)
     assert len(changed[4]) == 2 and not changed[4].equal(pixels)
 
 

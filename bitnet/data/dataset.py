@@ -216,10 +216,6 @@ class Batches:
         self._parts = -(-self.per_epoch // ORDERED)
         self._begun = -1, 0  # epoch and part of `_order`
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """Inputs and targets of the sequences from `first` to before `last`, int64 (last - first, context) each."""
         import torch

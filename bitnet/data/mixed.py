@@ -45,10 +45,6 @@ class Mixed:
         self._each = [_batches(name, part, context, seed) for name, part in tokens.parts.items()]
         self.course: tuple[tuple[int, Weights], ...] = ((0, tokens.mixture.weights_at(0, 0)),)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     @property
     def per_epoch(self) -> float:
         """Sequences after which, with the newest weights, the first of the sources has been seen completely."""

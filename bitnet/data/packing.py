@@ -88,10 +88,6 @@ class Batches(Generic[T]):
             raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
         self._order = Shuffled(self.per_epoch, seed)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Packed.window` of the sequences from `first` to before `last`."""
         return self.tokens.window([self._order[n] for n in range(first, last)], self.context)

@@ -179,10 +179,6 @@ class Batches:
             )
         self._order = Shuffled(self.per_epoch, seed)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Pairs.rows` of the pairs from `first` to before `last`."""
         return self.tokens.rows([self._order[n] for n in range(first, last)], self.context)

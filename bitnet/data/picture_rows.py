@@ -175,10 +175,6 @@ class Batches:
             there = f"there are {self.per_epoch:,} captions, one batch needs {batch:,}"
             raise DataError(f"{there}; add data, or lower --batch")
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`rows` of the records from `first` to before `last`."""
         chosen = [self._order[n] for n in range(first, last)]

@@ -206,10 +206,6 @@ class Batches:
 
         self._of_epoch = of_epoch
 
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Talks.rows` of the rows from `first` to before `last`."""
         chosen = [self._of_epoch(n // self.per_epoch)[n % self.per_epoch] for n in range(first, last)]

@@ -73,7 +73,7 @@ def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Ba
     model, inserted = source_model.build(start, config)
     model = model.to(device)
     if inserted:
-        inputs, _, *told = (t.to(device) for t in batches[0])
+        inputs, _, *told = (t.to(device) for t in batches.sequences(0, batches.batch))
         source_model.calibrate(model, inserted, inputs, *told)
     for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
         say(line)
