@@ -137,9 +137,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
     ids[case.begins] = 0
     tokens = dataset.Tokens(ids, len(ids), "random")
-    batches = dataset.Batches(tokens, settings.batch, context, 0)
-    if case.documents:
-        batches = masked.ViewedBatches(tokens, settings.batch, context, 0, masked.Apart(0))
+    batches = dataset.Batches(tokens, settings.batch, context, 0, masked.Apart(0) if case.documents else None)
     with torch.device(device):  # drawing a billion weights is fast there
         model, forward = building.build_model(settings, config, None, batches)
     model.recompute = settings.recompute

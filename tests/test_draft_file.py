@@ -16,7 +16,6 @@ import torch
 from bitnet.config import ModelConfig
 from bitnet.data import dataset, tokenizer
 from bitnet.data.infilling import Infilling
-from bitnet.data.masked import ViewedBatches
 from bitnet.model.draft import Draft
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -203,4 +202,4 @@ def test_the_whole_data_counts_and_a_gap_ends_as_in_a_resumed_run(tmp_path: Path
     data = dataset.Batches(tokens, 2, context, 0)
     made = own_text.added(settings, SMALL, words, start, data)
     assert made.tokens.ids.tolist() == tokens.ids[: 10 * context].tolist()
-    assert isinstance(made, ViewedBatches) and isinstance(made.view, Infilling) and made.view.end == 65
+    assert isinstance(made, dataset.Batches) and isinstance(made.view, Infilling) and made.view.end == 65

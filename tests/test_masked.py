@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bitnet.data.dataset import IGNORED, Tokens
-from bitnet.data.masked import Masking, Prefixing, ViewedBatches, ViewedTokens
+from bitnet.data.dataset import IGNORED, Batches, Tokens
+from bitnet.data.masked import Masking, Prefixing, ViewedTokens
 
 MASK, WORDS = 300, 300
 TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint16), 90_000, "digest")
@@ -30,11 +30,11 @@ def test_shares() -> None:
 
 
 def test_a_sequence_is_a_function_of_its_number_and_the_seed() -> None:
-    batches = ViewedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 5))
+    batches = Batches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 5))
     whole, parts = batches.sequences(0, 8), [batches.sequences(i, i + 1) for i in range(8)]
     for i, tensor in enumerate(whole):
         assert tensor.equal(torch.cat([part[i] for part in parts]))
-    other = ViewedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 6)).sequences(0, 8)
+    other = Batches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 6)).sequences(0, 8)
     assert not whole[0].equal(other[0])
     held_out = ViewedTokens(TEXT, Masking(MASK, WORDS, 0))
     assert held_out.window([3], 64)[0].equal(held_out.window([3], 64)[0])

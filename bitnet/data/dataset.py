@@ -7,10 +7,10 @@ torch is imported when a batch is made: evaluating a packed file on text does no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """A target that does not count: `cross_entropy` ignores it."""
+
+View: TypeAlias = "Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, ...]]"
+"""Maps inputs and next tokens (B, T), and sequence numbers, to inputs, targets and further arguments of a model."""
 
 
 # ---- token ids ----
@@ -204,8 +207,8 @@ class Batches:
     dealt out in turn to several parts, each spread over all of the text, and each part has an order of its own.
     """
 
-    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int) -> None:
-        self.tokens, self.batch, self.context, self.seed = tokens, batch, context, seed
+    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int, view: View | None = None) -> None:
+        self.tokens, self.batch, self.context, self.seed, self.view = tokens, batch, context, seed, view
         self.per_epoch = tokens.windows(context) - 1  # one window is reserved for the shift
         if self.per_epoch < batch:
             need = (batch + 1) * context + 1
@@ -217,10 +220,11 @@ class Batches:
         self._begun = -1, 0  # epoch and part of `_order`
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """Inputs and targets of the sequences from `first` to before `last`, int64 (last - first, context) each."""
+        """Inputs and targets of the sequences from `first` to before `last`, int64 (last - first, context) each; or
+        what the view makes of them."""
         import torch
 
-        parts = []
+        parts, numbers = [], range(first, last)
         while first < last:
             epoch, place = divmod(first, self.per_epoch)
             part, place = self._part(place)
@@ -228,7 +232,8 @@ class Batches:
             chosen = self._order[place : place + last - first] * self._parts + part
             parts.append(self.tokens.window(chosen.tolist(), self.context, self._shift))
             first += len(chosen)
-        return parts[0] if len(parts) == 1 else tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
+        inputs, targets = parts[0] if len(parts) == 1 else (torch.cat(pair) for pair in zip(*parts, strict=True))
+        return self.view(inputs, targets, numbers) if self.view else (inputs, targets)
 
     def _part(self, place: int) -> tuple[int, int]:
         """The part of an epoch that holds a place, and the place in it. The first parts may have one more window."""

@@ -17,8 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet.data.dataset import seed_of
-from bitnet.data.masked import View
+from bitnet.data.dataset import View, seed_of
 from bitnet.data.tokenizer import fim_tokens
 
 LEAST = 8  # fewest tokens of a document to be cut

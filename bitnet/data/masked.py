@@ -7,18 +7,15 @@ Prefix: the tokens of a prefix of random length see each other, and the rest is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bitnet.data.dataset import IGNORED, Batches, Tokens, seed_of
+from bitnet.data.dataset import IGNORED, Tokens, View, seed_of
 
 SHARE, HIDDEN, RANDOM = 0.15, 0.8, 0.1
-
-View = Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, ...]]
-"""Maps inputs and next tokens (B, T), and sequence numbers, to inputs, targets and further arguments of a model."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +66,6 @@ class Apart:
 
     def __call__(self, inputs_BT: Tensor, next_BT: Tensor, _: Sequence[int]) -> tuple[Tensor, ...]:
         return inputs_BT, next_BT, (inputs_BT == self.first).cumsum(1)
-
-
-class ViewedBatches(Batches):
-    """Sequence n as in `Batches`, through a view."""
-
-    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int, view: View) -> None:
-        super().__init__(tokens, batch, context, seed)
-        self.view = view
-
-    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        inputs, targets = super().sequences(first, last)
-        return self.view(inputs, targets, range(first, last))
 
 
 @dataclass(frozen=True)

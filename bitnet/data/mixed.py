@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Batches, Tokens
+from bitnet.data.dataset import Batches, Tokens, View
 from bitnet.data.mixture import UNITS, Sources, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from bitnet.data.masked import View
 
 
 def counts(units: Sequence[int], n: int) -> list[int]:

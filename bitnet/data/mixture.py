@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bitnet.data import dataset, files, finding
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Tokens
+from bitnet.data.dataset import Tokens, View
 
 if TYPE_CHECKING:
-    from bitnet.data.masked import View, ViewedTokens
+    from bitnet.data.masked import ViewedTokens
 
 Weights = dict[str, float]
 """Shares of the sequences, by source; their sum is 1."""

@@ -162,9 +162,7 @@ def batches(
         view = infilling.Infilling(settings.fim, words, tokens.first, end, settings.seed, view)
     if isinstance(tokens, mixture.Sources):
         return mixed.Mixed(tokens, settings.batch, context, settings.seed, view)
-    if view:
-        return masked.ViewedBatches(tokens, settings.batch, context, settings.seed, view)
-    return dataset.Batches(tokens, settings.batch, context, settings.seed)
+    return dataset.Batches(tokens, settings.batch, context, settings.seed, view)
 
 
 def held_out(
@@ -226,7 +224,7 @@ def size(held_out: HeldOut, context: int) -> int:
 
 def view_of(
     settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | mixture.Sources, seed: int
-) -> masked.View | None:
+) -> dataset.View | None:
     """The view of text that the objective needs: none, masked tokens, prefixes, or documents."""
     if settings.objective == "mlm":
         mask = tokenizer.mask_token(words)
