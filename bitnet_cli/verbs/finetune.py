@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from bitnet_cli.signals import at_once
-from bitnet_cli.tasks import ask
-from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
+from bitnet_cli.training_options import add_branch, add_settings
+from bitnet_cli.verbs import train
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +31,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.source and not (args.resume or args.branch):
         raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to resume a run")
-    before_torch()
-    with at_once():
-        from bitnet.setup.start import train
-        from bitnet_export.convert.masters import read_start
-
-    return conclude(train(given(args), read_start, args.resume, args.branch, ask), args.json)
+    return train.run(args)
