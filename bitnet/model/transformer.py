@@ -217,15 +217,13 @@ class Transformer(nn.Module):
         out: Tensor = self.projector(hidden_BND) if self.projector else hidden_BND
         return out
 
-    def attention_weights(
-        self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
-    ) -> list[Tensor]:
+    def attention_weights(self, tokens_BT: Tensor, prefix_B: Tensor | None = None) -> list[Tensor]:
         """Attention weights of every layer (B, H, T, T); rows sum to 1."""
         try:
             for block in self.blocks:
                 block.keep_weights = True
             with torch.no_grad():
-                self.hidden(tokens_BT, documents_BT, prefix_B)
+                self.hidden(tokens_BT, prefix_B=prefix_B)
             return [cast(Tensor, block.attention_weights) for block in self.blocks]
         finally:
             for block in self.blocks:
