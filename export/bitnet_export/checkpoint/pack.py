@@ -176,13 +176,16 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
+    from bitnet_runtime import __version__
+
     state = checkpoint.state_if_any
     known: dict[str, Any] = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
     if isinstance(state.get("settings"), dict):
         known["training"] = _training(state["settings"])
     if measured := checkpoint.measured:
         known["validation"] = {name: value for name, value in measured.items() if isinstance(value, int | float)}
-    return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": _now().strftime("%Y-%m-%d")}
+    made = {"tool": f"bitnet-edge {__version__}", "date": _now().strftime("%Y-%m-%d")}
+    return {"source": checkpoint.folder.name, **known, **made}
 
 
 def _now() -> datetime.datetime:
@@ -221,12 +224,3 @@ def _name_of(path: str) -> str:
     kind, colon, name = path.partition(":")
     on_hub = colon and kind.startswith("hf") and not Path(name).is_absolute()
     return path if on_hub else Path(path).name
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return "bitnet-edge " + metadata.version("bitnet-edge")
-    except metadata.PackageNotFoundError:
-        return "bitnet-edge"
