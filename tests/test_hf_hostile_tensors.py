@@ -36,7 +36,7 @@ def folder(packed, tmp_path):
         (f"{Q}.weight", torch.zeros(96, 96, dtype=torch.int64), "dtype I64"),
         (f"{Q}.weight", torch.zeros(96, 96).to(torch.float8_e4m3fn), "dtype F8_E4M3, expected F32, F16, BF16 or F64"),
         (f"{Q}.weight", torch.randn(96, 96), "has a weight_scale, but its values are not ternary"),
-        (f"{Q}.weight_scale", torch.ones(96), r"has shape \[96\], expected \[1\]"),
+        (f"{Q}.weight_scale", torch.ones(96), r"has shape \[96\], expected \[\] or \[1\]"),
         (f"{Q}.weight_scale", torch.zeros(1), "is 0.0, expected a finite number above 0"),
         (f"{Q}.weight_scale", -torch.ones(1), "expected a finite number above 0"),
         (f"{Q}.weight_scale", torch.tensor([torch.nan]), "expected a finite number above 0"),

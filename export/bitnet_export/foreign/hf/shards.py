@@ -84,6 +84,12 @@ class Entry(NamedTuple):
 
         return Floats(self.shape, self.dtype.lower(), rows)
 
+    def number(self) -> np.float32:
+        """The value of a tensor that has one. Raises SourceError if it has others."""
+        if self.shape not in ((), (1,)):
+            raise SourceError(f"{self.what} has shape {list(self.shape)}, expected [] or [1]")
+        return np.float32(self.floats().rows(0, 1)[0, 0])
+
 
 def tensors_in(path: Path, what: str) -> dict[str, Entry]:
     return tensors_of(Content.open(path), what)

@@ -127,9 +127,7 @@ def _similarity(family: Family, places: Places) -> dict[str, float]:
     found = {}
     for name, field in zip(family.similar, ("similarity_scale", "similarity_bias"), strict=False):
         entry = places.entry(name, "it says how alike an image and a text are")
-        if entry.shape not in ((), (1,)):
-            raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [] or [1]")
-        value = float(entry.floats().rows(0, 1)[0, 0])
+        value = float(entry.number())
         if not abs(value) < 80:
             raise SourceError(f"{entry.what} is {value}, expected a number from -80 to 80")
         found[field] = math.exp(value) if field == "similarity_scale" else value
@@ -193,11 +191,7 @@ def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
 
 def _refuse_scale(entry: Entry | None) -> None:
     """Raises SourceError if a tied head is scaled, which transformers supports and the engine does not."""
-    if entry is None:
-        return
-    if entry.shape not in ((), (1,)):
-        raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [1]")
-    if (scale := float(entry.floats().rows(0, 1)[0, 0])) != 1:
+    if entry is not None and (scale := float(entry.number())) != 1:
         raise SourceError(
             f"{entry.what} is {scale}, expected 1: the head is the embedding; multiply the scale into a head of its own"
         )

@@ -131,9 +131,7 @@ class Weights:
             return None
         if self._quantization is None:
             raise SourceError(f"{entry.what}: config.json has no quantization_config; it would say multiply or divide")
-        if entry.shape not in ((), (1,)):
-            raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [1]")
-        stored = entry.floats().rows(0, 1)[0, 0]
+        stored = entry.number()
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1 / stored if self._quantization.divides else stored)
         if not encodings.scales_are_valid(np.array([stored, scale])):
