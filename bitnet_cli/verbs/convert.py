@@ -97,22 +97,18 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.source} does not exist, expected {kind}")
     report: Conversion | Written | OnnxReport
     with _progress_line() as progress:
-
-        def count(done: int, total: int) -> None:
-            progress(f"writing tensor {done} of {total}")
-
         if args.to == "hf":
             with at_once():
                 from bitnet_export.foreign.hf.write import write_folder
 
-            report = write_folder(args.source, args.out, progress=count)
+            report = write_folder(args.source, args.out, progress=progress)
         elif args.to == "gguf":
             with at_once():
                 from bitnet_export.foreign.gguf.write import write_gguf
 
             body, head = args.type or "TQ2_0", {"f16": "F16", "f32": "F32"}.get(args.head, "Q8_0")
             report = write_gguf(
-                args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=count
+                args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=progress
             )
         elif args.to == "onnx":
             with at_once():

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_export.foreign.source import Progress
+
 from .blocks import Kind
 
 _ALIGN = 32
@@ -32,13 +34,8 @@ class Entry(NamedTuple):
         return math.prod(self.shape) // self.kind.block * self.kind.size
 
 
-def write_file(
-    path: Path, metadata: Mapping[str, Value], entries: list[Entry], progress: Callable[[int, int], None] | None
-) -> None:
-    """Magic, version, counts; keys; names, shapes, types and offsets of tensors; their bytes.
-
-    progress: called with (tensors done, of all).
-    """
+def write_file(path: Path, metadata: Mapping[str, Value], entries: list[Entry], progress: Progress) -> None:
+    """Magic, version, counts; keys; names, shapes, types and offsets of tensors; their bytes."""
     with open(path, "xb") as file:
         file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(entries), len(metadata)))
         file.writelines(_string(key) + _value(value) for key, value in metadata.items())
@@ -48,9 +45,8 @@ def write_file(
             info = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, entry.kind.number, offset)
             file.write(_string(entry.name) + info)
             offset += -(-entry.size // _ALIGN) * _ALIGN
-        for done, entry in enumerate(entries):
-            if progress:
-                progress(done, len(entries))
+        for number, entry in enumerate(entries, 1):
+            progress(f"writing tensor {number} of {len(entries)}")
             file.write(bytes(-file.tell() % _ALIGN))
             begin = file.tell()
             for part in entry.parts():

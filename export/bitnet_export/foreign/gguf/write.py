@@ -10,7 +10,7 @@ Sources: the GGUF specification of ggml; src/models/{bitnet,llama,qwen3}.cpp of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from bitnet_export.foreign.outgoing import (
     value_rows,
 )
 from bitnet_export.foreign.side_files import generation_of
+from bitnet_export.foreign.source import Progress
 from bitnet_export.packed import encodings
 from bitnet_export.packed.layout import SCALE_GROUP_K
 from bitnet_export.packed.reader import PackedFile
@@ -60,7 +61,7 @@ def write_gguf(
     head: str = "Q8_0",
     exact_scales: bool = True,
     vocabulary: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda _: None,
 ) -> GgufWritten:
     """Write a packed file as GGUF, one tensor in memory at a time; the file appears only when it is complete.
 
@@ -68,7 +69,6 @@ def write_gguf(
     head: type of embedding and head if they are not ternary, one of HEADS.
     exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors. vocabulary: False leaves
     the tokenizer out.
-    progress: called with (tensors done, of all).
 
     Raises PackedFormatError for a bad source; ValueError naming all obstacles: features that llama.cpp does not
     have, weights that do not fit the type, an unsupported tokenizer; OSError.

@@ -39,6 +39,7 @@ from bitnet_export.foreign.outgoing import (
     write_json,
 )
 from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
+from bitnet_export.foreign.source import Progress
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLE, ROLES, WHOLE, Record, Spec
@@ -76,14 +77,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4"
 
 
 def write_folder(
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    progress: Callable[[int, int], None] | None = None,
+    source: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress = lambda _: None
 ) -> Written:
     """Write a packed file as a Hugging Face folder, one tensor in memory at a time.
 
-    out: the folder to create; an existing one must be empty. progress: called with (tensors done, of all).
+    out: the folder to create; an existing one must be empty.
     Raises PackedFormatError for a bad source, ValueError naming features that no architecture of transformers
     computes, FileExistsError, OSError; then nothing is left behind.
     """
@@ -206,7 +204,7 @@ def _packed_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.uint8]
     yield fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
 
 
-def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, int], None] | None) -> None:
+def _write_tensors(path: Path, entries: list[_Entry], progress: Progress) -> None:
     """A safetensors file: u64 length of a JSON header, the header, the tensors without gaps."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -217,9 +215,8 @@ def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, i
     text += b" " * (-len(text) % 8)
     with open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for done, entry in enumerate(entries):
-            if progress:
-                progress(done, len(entries))
+        for number, entry in enumerate(entries, 1):
+            progress(f"writing tensor {number} of {len(entries)}")
             for part in entry.parts():
                 file.write(np.ascontiguousarray(part, _DTYPES[entry.dtype]).data)
         assert file.tell() == 8 + len(text) + end
