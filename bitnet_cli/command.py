@@ -115,7 +115,7 @@ def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
         "then bitnet export runs/mine mine.bitnet, then bitnet generate mine.bitnet -p TEXT."
     )
     parser = Parser(prog="bitnet", description=about, epilog=more, formatter_class=_Columns)
-    parser.add_argument("--version", action=_Version, help="show program's version number and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=VerbParser)
     for verb in VERBS:
         verbs.add_parser(verb.name, help=verb.help, verb=verb.name)
@@ -283,9 +283,6 @@ class _Columns(argparse.HelpFormatter):
 
 class _Version(argparse.Action):
     """--version, which looks up the version only when asked."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib import metadata
