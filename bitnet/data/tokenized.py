@@ -23,6 +23,7 @@ from bitnet.data import corpus, dataset, tokenizer
 from bitnet.data.alike import Index
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
+from bitnet.process import written
 from bitnet_runtime.errors import json_kind
 
 CONTENTS = "tokens.json"
@@ -75,10 +76,9 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
     words.save(str(folder / "tokenizer.json"))
-    partial = folder / f"{CONTENTS}.partial"
     said = {"first": first, "held_out": share} | ({"cut": cut.hex()} if cut else {}) | dict(asked or {})
-    partial.write_text(json.dumps(said | made, indent=1) + "\n", encoding="utf-8")
-    partial.rename(folder / CONTENTS)
+    with written(folder / CONTENTS) as out:
+        out.write(json.dumps(said | made, indent=1).encode() + b"\n")
 
 
 def named(data: Sequence[str]) -> Path | None:

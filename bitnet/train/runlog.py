@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet.process import written
 from bitnet.train.reporting import Board
 from bitnet_runtime.terminal import escape
 
@@ -37,12 +38,8 @@ class Log:
         self._board = board
         records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         self.records = [_brief(r) for r in records]
-        partial = file.with_suffix(".partial")
-        try:
-            partial.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-            partial.rename(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with written(file) as out:
+            out.writelines(json.dumps(r).encode() + b"\n" for r in records)
         self._out = file.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: dict[str, Any]) -> None:
