@@ -40,16 +40,6 @@ def run_folder(given: Given) -> Path:
     return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
 
 
-def named(given: Given, name: str) -> str:
-    """The path that a flag or the file gives an option; "": none."""
-    return str(options_of(given)[0].get(name, ""))
-
-
-def asks(given: Given, name: str) -> bool:
-    """Whether a yes-or-no option is given as yes."""
-    return bool(options_of(given)[0].get(name))
-
-
 def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
     file = _read(given.config) if given.config else {}

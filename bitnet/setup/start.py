@@ -22,7 +22,7 @@ from bitnet.data.corpus import DataError
 from bitnet.model import parallel
 from bitnet.settings import SOURCES, flag_of
 from bitnet.setup import prepare
-from bitnet.setup.given import Given, asks, named, options_of, run_folder
+from bitnet.setup.given import Given, options_of, run_folder
 from bitnet.setup.resolve import resolve
 from bitnet.train import (
     checkpoint,
@@ -85,17 +85,18 @@ def train(
 
 
 def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
-    start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
+    options, overrides = options_of(given)
+    start, tower = (read(path) if (path := options.get(name)) else None for name in ("source", "vision"))
     base = None
     if start:
-        alone = (asks(given, name) for name in ("draft_only", "lora", "preference"))
-        base = start.defaults(*alone, objective=named(given, "objective"))
+        alone = (bool(options.get(name)) for name in ("draft_only", "lora", "preference"))
+        base = start.defaults(*alone, objective=options.get("objective", ""))
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
     if not (start or Path(settings.tokenizer).is_file()) and (ids := mixtures.ids_of(settings)):
-        tokenized.check_asked(ids, named(given, "tokenizer"), options_of(given)[1].get("vocab_size", 0))
-    inherits = base and any(map(base[0].get, SOURCES)) and not any(asks(given, name) for name in SOURCES)
+        tokenized.check_asked(ids, options.get("tokenizer", ""), overrides.get("vocab_size", 0))
+    inherits = base and any(map(base[0].get, SOURCES)) and not any(map(options.get, SOURCES))
     if inherits:
         say(f"{folder}: no --data, so it learns from the text that the source learned from")
     with _claimed(folder) as claim:
