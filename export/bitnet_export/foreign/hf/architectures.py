@@ -51,7 +51,7 @@ class Architecture(NamedTuple):
 
 def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
     """The class that computes this model, or the nearest with a phrase for each difference."""
-    differences = {graph.name: graph.differences(c) + _own(kind, file, c) for kind, graph in _graphs(c).items()}
+    differences = {graph.name: graph.differences(c) + _own(kind, file, c) for kind, graph in graphs(c).items()}
     name, problems = nearest("transformers", differences)
     if c.linear_norm and any(record.scope == encodings.SCALE_NONE for record in projections(file)):
         problems.append("linear_norm with projections of floats, transformers has the norms only in quantized ones")
@@ -65,12 +65,7 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
     return Architecture(name, family, places, problems)
 
 
-def graph_of(kind: str, c: ModelConfig) -> Graph:
-    """The computation of a model_type's architecture."""
-    return _graphs(c)[kind]
-
-
-def _graphs(c: ModelConfig) -> dict[str, Graph]:
+def graphs(c: ModelConfig) -> dict[str, Graph]:
     """The computation of each architecture by model_type, from its modeling file."""
     unread = ("rope_local_theta", *(["rope_attention_factor"] if c.rope_scaling != "yarn" else []))
     rope = tuple(name for name in c.to_dict() if name.startswith("rope_") and name not in unread)

@@ -131,7 +131,7 @@ def _candidates(configs: tuple[ModelConfig, ...]) -> list[_Candidate]:
     ]
     first = FAMILIES["PaliGemmaForConditionalGeneration"]
     for kind, family in {first.part_type: first, **first.others}.items():
-        gemma = plain.graph_of(kind, main)
+        gemma = plain.graphs(main)[kind]
         computes = {**gemma.computes, "mask": ("prefix",), "first_position": (0, 1), "linear_norm": (False,)}
         free = tuple(name for name in (*gemma.free, "image_token") if name not in computes)
         assert family.vision
