@@ -236,7 +236,7 @@ def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> No
         (b"{}", "model"),
         (b'{"model": {"type": "BPE"}}', "model"),
         (b'{"model": {"vocab": {}}}', "failed"),
-        (b'{"a": 1, "a": 2}', "a key twice"),
+        (b'{"a": 1, "a": 2}', "the key 'a' occurs 2 times"),
         (b"[" * 100_000, "not as the tokenizers library writes it"),
         (b'{"added_tokens": 5}', "added_tokens"),
         (b'{"added_tokens": [{"content": "x"}]}', "added_tokens"),

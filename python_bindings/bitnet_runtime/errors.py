@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,13 @@ def json_kind(value: object) -> str:
     names = {str: "a string", list: "an array", dict: "an object", bool: "a boolean", type(None): "null"}
     names |= {int: "a number", float: "a number"}
     return names.get(type(value), f"of type {type(value).__name__}")  # from a table
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads`. Raises ValueError: a key is there twice, and programs would differ in which
+    one counts."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
+    return values

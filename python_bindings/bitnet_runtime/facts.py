@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults
-from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, TemplateError, TokenizerError, check, shown
+from bitnet_runtime.errors import (
+    InvalidParameterError,
+    ModelFormatError,
+    TemplateError,
+    TokenizerError,
+    check,
+    shown,
+    unique_keys,
+)
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.once import once
 from bitnet_runtime.shape import ModelShape
@@ -103,9 +110,8 @@ class ModelFacts(ModelShape):
 
     def _json_section(self, kind: int) -> dict[str, Any]:
         try:
-            value = json.loads(
-                self._section(kind) or b"{}", object_pairs_hook=_unique_keys, parse_constant=_no_constant
-            )
+            text = self._section(kind) or b"{}"
+            value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise ModelFormatError(f"{self.path}: the metadata is not good JSON: {error}") from None
         if not isinstance(value, dict):
@@ -167,15 +173,6 @@ def guide_of(model: ModelFacts, options: Sampling) -> Guide | None:
     """The guide that constrains an answer to the format of the options, if they ask for one."""
     asked = held_to(options)
     return model._grammars.guide(*asked) if asked else None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """FORMAT.md §5: no key twice, or programs would differ in which one counts."""
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
-    return values
 
 
 def _no_constant(word: str) -> None:

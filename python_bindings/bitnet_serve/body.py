@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from bitnet_runtime.errors import shown
+from bitnet_runtime.errors import shown, unique_keys
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.models.scheduler import PATIENCE, OverloadedError
 
@@ -73,7 +73,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise ApiError(413, told, "body_too_large")
     try:
         value = json.loads(
-            data, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_float
+            data, object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_int=_whole, parse_float=_float
         )
     except RecursionError:
         raise refuse("the body is nested too deeply, expected a JSON object", code="invalid_json") from None
@@ -86,13 +86,6 @@ def parse(data: bytes) -> dict[str, Any]:
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most:,} bytes, the most this server takes", "body_too_large")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key occurs twice in an object")
-    return values
 
 
 def _whole(digits: str) -> int:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bitnet_runtime.errors import TokenizerError, json_kind
+from bitnet_runtime.errors import TokenizerError, json_kind, unique_keys
 
 MARK = "\ufdd0"  # a code point that is never a character; no token may contain it
 LONGEST, LONGEST_ADDED = 4096, 128  # characters of a token, of an added one
@@ -18,7 +18,7 @@ def parse(definition: bytes) -> dict[str, Any]:
     """The definition as an object. Raises TokenizerError: it is none, two readers could read it differently,
     or it is one that makes the `tokenizers` library end the process; nothing else may go there."""
     try:
-        found = json.loads(definition.decode(), object_pairs_hook=_object)
+        found = json.loads(definition.decode(), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"the tokenizer of the file is not as the tokenizers library writes it: {error}") from None
     if not isinstance(found, dict):
@@ -41,13 +41,6 @@ def _check_merges(model: Any) -> None:
                 f"the tokenizer of the file has the merge {merge!r:.100}, expected a right side that begins "
                 f"with continuing_subword_prefix, {prefix!r:.40}"
             )
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 def added_tokens(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
