@@ -1,4 +1,4 @@
-"""docs/options.md: every preset and every option of training and of the model, as the code has them.
+"""docs/options.md: every preset and every option of training and of the model, as the code has them; and other names.
 
     python -m bitnet.reference > docs/options.md
 
@@ -18,8 +18,10 @@ from typing import Any
 
 from bitnet import config, settings
 from bitnet.config import ModelConfig
+from bitnet.other_names import ELSEWHERE, OWN, UNITS
 from bitnet.presets import PRESETS
 from bitnet.settings import CONTEXT, CONVERSION, FINETUNE_SETTINGS, PRESET_SETTINGS, Settings
+from bitnet.settings_rules import flag_of
 from bitnet.sizes import SIZES
 from bitnet.source_settings import of_source
 
@@ -59,7 +61,7 @@ it is `compile = true`.
 
 def page() -> str:
     """All of docs/options.md."""
-    return "\n".join([HEAD, *_presets(), *_training(), *_model()])
+    return "\n".join([HEAD, *_presets(), *_training(), *_model(), *_elsewhere()])
 
 
 def default_of(name: str, finetune: bool = False) -> str:
@@ -134,7 +136,7 @@ def _training() -> list[str]:
             finetune = "not an option"
         other = finetune if finetune != train else ""
         choices = ", ".join(settings.CHOICES.get(f.name, ()))
-        flag = "SRC" if f.name == "source" else f"--{f.name.replace('_', '-')}"
+        flag = "SRC" if f.name == "source" else flag_of(f.name)
         lines.append(f"| `{flag}` | {choices or kind} | {train} | {other} | {_cell(f.metadata['help'])} |")
     return [*lines, "", "In the file names have `_` in place of `-`, such as `save_every`.", ""]
 
@@ -162,6 +164,16 @@ def _model() -> list[str]:
             "whole number" if default is dataclasses.MISSING else _kind(default)
         )
         lines.append(f"| `{name}` | {kind} | {shown} | {_cell(comment)} |")
+    return [*lines, ""]
+
+
+def _elsewhere() -> list[str]:
+    lines = ["## Names in other trainers", "", "Each is refused, with its name here.", "", "| there | here |"]
+    lines.append("|---|---|")
+    for ours, others in ELSEWHERE.items():
+        there = ", ".join(f"`{name}`" for name in others.split())
+        here = f"`{ours if ours in OWN else flag_of(ours)}`"
+        lines.append(f"| {there} | {here}{': ' * (ours in UNITS)}{UNITS.get(ours, '')} |")
     return [*lines, ""]
 
 

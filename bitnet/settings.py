@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitnet.config import WITHIN, ModelConfig
+from bitnet.other_names import placed
 from bitnet.settings_rules import CHOICES as CHOICES
 from bitnet.settings_rules import CONVERSION as CONVERSION
 from bitnet.settings_rules import SOURCES as SOURCES
@@ -213,7 +213,7 @@ class Settings:
         types = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
         for name, value in values.items():
             if name not in types:
-                near = of_the_model(name) or did_you_mean(name, list(types))
+                near = placed(name) or did_you_mean(name, list(types))
                 raise ValueError(f"unknown training option {name!r}{near or '; docs/options.md lists them'}")
             if types[name] is float and type(value) is int:
                 continue
@@ -259,12 +259,6 @@ FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_d
 """How the defaults of `bitnet finetune` differ: gentler, so that the source is not forgotten."""
 
 CONTEXT = 1024  # default of finetuning: published models state what they support, not what fits into memory
-
-
-def of_the_model(name: str) -> str:
-    """The end of an error about an option of the model that was given as one of training; "" for any other name."""
-    found = any(name == f.name for f in dataclasses.fields(ModelConfig)) and name not in WITHIN
-    return f", which is of the model: --set {name}=VALUE, or [model] in a file" if found else ""
 
 
 def did_you_mean(name: str, names: list[str]) -> str:

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {word!r}" + (file or self.elsewhere(word) or _did_you_mean(word, options)))
 
     def elsewhere(self, word: str) -> str:
-        """Says where an option belongs that this verb lacks."""
+        """Says where an option belongs that this verb lacks, or what it is called here."""
         return ""
 
 
@@ -98,9 +98,9 @@ class VerbParser(Parser):
         _module(other).arguments(theirs := Parser())
         if word in theirs._option_string_actions:
             return f", which is of bitnet {other}"
-        from bitnet.settings import of_the_model
+        from bitnet.other_names import placed
 
-        return of_the_model(word.removeprefix("--").replace("-", "_"))
+        return placed(word.removeprefix("--").replace("-", "_"))
 
 
 def _module(verb: str) -> Any:

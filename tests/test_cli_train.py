@@ -46,6 +46,11 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
         (["train", "--lora", "3"], "unknown option '--lora', which is of bitnet finetune"),
         (["finetune", "x", "--tokenizer", "byte"], "unknown option '--tokenizer', which is of bitnet train"),
+        (["train", "--learning-rate", "1"], "unknown option '--learning-rate', which is --lr here\n"),
+        (["train", "--max_steps=5"], "unknown option '--max_steps', which is --steps here\n"),
+        (["finetune", "x", "--num-train-epochs", "3"],
+         "'--num-train-epochs', which is --tokens here: those of the text, times the passes over it\n"),
+        (["train", "--n-layer", "4"], "'--n-layer', which is n_layers here, of the model: --set n_layers=VALUE, or "),
         (["train", "--dim", "64"], "unknown option '--dim', which is of the model: --set dim=VALUE, or "),
         (["finetune", "x", "--vocab-size=9"], "'--vocab-size', which is of the model: --set vocab_size=VALUE"),
         (["eval", "x", "y"], "unexpected argument 'y'; text to read follows --data\n"),
@@ -58,7 +63,7 @@ def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
         (["train", "--out", ""], "--out is empty, expected a value\n"),
         (["train", "--data="], "--data is empty, expected a value\n"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bitnet_cli.main(argv) == 2
     out, errors = capsys.readouterr()

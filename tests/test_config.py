@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bitnet_cli
-from bitnet import reference
+from bitnet import other_names, reference
 from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.reference import default_of
@@ -136,6 +136,13 @@ def test_the_largest_share_of_quantize_warmup_is_told(source: str, most: float, 
     Settings(source=source, quantize_warmup=most)
     with pytest.raises(ValueError, match=rf"quantize_warmup is .*, expected 0 to {most}"):
         Settings(source=source, quantize_warmup=most + 0.01)
+
+
+def test_each_name_from_elsewhere_stands_for_one_option() -> None:
+    ours = {field.name for options in (Settings, ModelConfig) for field in dataclasses.fields(options)}
+    there = [name for names in other_names.ELSEWHERE.values() for name in names.split()]
+    assert set(other_names.ELSEWHERE) <= ours and not ours.intersection(there)
+    assert len(there) == len(set(there)) and set(other_names.UNITS) <= set(other_names.ELSEWHERE)
 
 
 def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:

@@ -268,7 +268,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate'; docs/options.md lists them"),
+        ("[train]\nlearning_rate = 1.0\n", "unknown training option 'learning_rate', which is --lr here"),
+        ("[train]\nfrobnicate = 1\n", "unknown training option 'frobnicate'; docs/options.md lists them"),
+        ("[model]\nn_embd = 64\n", "c.toml: unknown model option 'n_embd', which is dim here, of the model: --set dim"),
         ("[train]\ndim = 3\n", "c.toml: unknown training option 'dim', which is of the model: --set dim=VALUE"),
         ("[model]\nlr = 1.0\n", "c.toml: unknown model option 'lr', which is of training: --lr, or [train] in a file"),
         ("[train]\nlrr = 1.0\n", "c.toml: unknown training option 'lrr', did you mean 'lr'?"),

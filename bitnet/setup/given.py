@@ -12,6 +12,7 @@ from typing import Any
 from bitnet.config import BOOLEANS, WITHIN, ModelConfig
 from bitnet.data import tokenizer
 from bitnet.data.finding import absolute
+from bitnet.other_names import placed
 from bitnet.settings import ALTERNATIVES, SOURCES, Settings, did_you_mean, flag_of
 from bitnet.setup import thinker
 
@@ -95,8 +96,9 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
         training = any(unknown[0] == f.name for f in dataclasses.fields(Settings))
-        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file;" * training
-        near = of_training or did_you_mean(unknown[0], names)
+        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file" * training
+        where = of_training or placed(unknown[0])
+        near = f"{where};" if where else did_you_mean(unknown[0], names)
         raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
     return model
 
