@@ -20,7 +20,7 @@ from training import TALK
         (b"[" * 100_000, "not JSON"),
         (b"\xff", "is not UTF-8"),
         (b"3", 'line 3: 3; expected an object with "messages"'),
-        (b'{"instruction": "x", "output": "y"}', 'line 3: instruction, output; expected an object with "messages"'),
+        (b'{"question": "x", "answer": "y"}', 'line 3: question, answer; expected an object with "messages"'),
         (b'{"messages": []}', "line 3: messages is []; expected an object with"),
         (b'{"messages": [3]}', "a message is 3, expected"),
         (b'{"messages": [{"role": "user"}]}', "a message is"),
@@ -82,7 +82,7 @@ def test_compressed_and_in_capitals(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b"\n" + json.dumps({"messages": TALK}).encode()))
     (found,) = conversations.read([file])
     assert found.messages == TALK and found.where == f"{file}, line 2"
-    assert conversations.among([str(file)]) == [file]
+    assert conversations.among([str(file)], "") == [file]
 
 
 def test_half_a_character_is_named_before_a_tokenizer_sees_it(tmp_path: Path) -> None:

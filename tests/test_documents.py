@@ -57,6 +57,8 @@ def test_default_is_the_standard_library() -> None:
             r'a.jsonl, line 2: expected an object with a string "text"',
         ),
         ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
+        ({"a.jsonl": '{"conversations": []}'}, "a.jsonl", r"this is a conversation \(conversations\), expected text"),
+        ({"a.jsonl": '{"instruction": "x", "output": "y"}'}, "a.jsonl", "this is a conversation .*or name a --column"),
         ({"a.jsonl": '{"chosen": "x", "rejected": "y"}'}, "a.jsonl", r"is a preference .* --preference"),
         ({"a.jsonl": '{"image": "a", "caption": "x"}'}, "a.jsonl", r"line 1: this is a record of an image.* --vision"),
         ({"a.jsonl": '{"txt": 1}'}, "a.jsonl", r"^[^:]*a.jsonl, line 1: expected an object"),

@@ -89,6 +89,7 @@ def test_questions_of_several_pictures_and_of_none(tmp_path: Path) -> None:
     [
         ([1], 'line 2: is no object; expected "image" and "caption", or "image", "prefix" and "suffix"'),
         ({}, "line 2: has nothing; expected"),
+        ({"image": "a", "conversations": []}, "line 2: it has 'conversations'; a run learns conversations with --chat"),
         ({"messages": []}, "line 2: it has 'messages'; a run learns conversations with --chat; here expected"),
         ({"image": "0.png"}, "line 2: has 'image' and no text to learn; expected"),
         ({"image": "0.png", "caption": "x", "suffix": "y"}, "line 2: has 'image', 'caption', 'suffix'; expected"),

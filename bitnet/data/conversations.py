@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
+from bitnet.data.published import is_talk, with_messages
 from bitnet_runtime.chat.template import is_message
 from bitnet_runtime.chat.tools import Tools
 from bitnet_runtime.errors import InvalidParameterError
@@ -33,7 +34,7 @@ class Conversation(NamedTuple):
 
 
 def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
-    """The lines of .jsonl files, each {"messages": [{"role": "user", "content": "…"}, …]}.
+    """The lines of .jsonl files, each {"messages": [{"role": "user", "content": "…"}, …]}, or as in `published`.
 
     They may have "tools", and messages "tool_calls", as OpenAI's API has them. parts: a content may also be a list of
     parts, texts and images. Raises DataError naming file and line.
@@ -50,17 +51,20 @@ def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
         yield from records(file)
 
 
-def among(data: Sequence[str]) -> list[Path]:
-    """The files that `data` names, if all are .jsonl files and the first starts with a conversation; otherwise none."""
-    if not data or not all(kind_of(Path(name)) == ".jsonl" for name in data):
+def among(data: Sequence[str], column: str) -> list[Path]:
+    """The files that `data` names, if all are .jsonl files and the first starts with a conversation; otherwise none.
+
+    column: that of texts; "": none is named, and where one is these are texts.
+    """
+    if column or not data or not all(kind_of(Path(name)) == ".jsonl" for name in data):
         return []
     files = finding.files_of(data)
-    record = first_record(files[0])
-    return files if isinstance(record, dict) and "messages" in record else []
+    return files if is_talk(first_record(files[0])) else []
 
 
 def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     """The conversation of a record, checked."""
+    record = with_messages(record)
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         names = [*record] if isinstance(record, dict) else []

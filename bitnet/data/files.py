@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from bitnet.data.published import is_talk
 from bitnet_runtime.errors import json_kind
 
 PLAIN = (".txt", ".md", ".rst", ".py")
@@ -86,8 +87,8 @@ def _instead(record: Any, column: str) -> str:
     """The error for a record without a text."""
     if not isinstance(record, dict):
         return f'expected an object with a string "{column}", found {json.dumps(record):.80}'
-    if "messages" in record:
-        return 'this is a conversation ("messages"), expected text; give it to --chat'
+    if is_talk(record) and column not in record:
+        return f"this is a conversation ({', '.join(record):.80}), expected text; give it to --chat, or name a --column"
     if {"chosen", "rejected"} <= record.keys():
         return 'this is a preference ("chosen", "rejected"), expected text; give it to bitnet finetune --preference'
     if {"step", "tokens", "seconds"} <= record.keys():

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from bitnet.data.corpus import DataError
 from bitnet.data.files import kind_of, records, rows_of
 from bitnet.data.finding import LOG, matches, walk
+from bitnet.data.published import TALKS
 from bitnet.data.tokenizer import IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -132,8 +133,8 @@ def _record(values: Any, folder: Path, where: str) -> Record:
     said = values if isinstance(values, dict) else {}
     answers, questions = ([name for name in names if name in said] for names in (ANSWERS, QUESTIONS))
     paths = said.get("images", [said["image"]] if "image" in said else [])
-    if "messages" in said:
-        raise DataError(f"{where}: it has 'messages'; a run learns conversations with --chat; here {EXPECTED}")
+    if talk := next((name for name in TALKS if name in said), ""):
+        raise DataError(f"{where}: it has {talk!r}; a run learns conversations with --chat; here {EXPECTED}")
     if isinstance(values, dict) and not answers and values:
         raise DataError(f"{where}: {_found(values)} and no text to learn; {EXPECTED}")
     if len(answers) != 1 or len(questions) > 1 or ("image" in said and "images" in said):

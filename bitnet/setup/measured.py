@@ -29,7 +29,7 @@ def of_checkpoint(
     scratch: a folder for token ids. column: the text column of `data`; "": the run's.
     """
     config, state = checkpoint.config, checkpoint.state_if_any
-    files = conversations.among(data or [])
+    files = conversations.among(data or [], column)
     if files or (settings.chat and not data):
         if config.vision:
             shown = sights.talks_of_checkpoint(settings, config.vision, checkpoint.generation, files, scratch)

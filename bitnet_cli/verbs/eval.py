@@ -178,7 +178,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
     first = tokenizer.separator(words, model.metadata.get("generation") or {}, packed=True)
     context, stride = _window(args, model.n_ctx, model.n_ctx)
-    if conversations.among(args.data):
+    if conversations.among(args.data, args.column or ""):
         raise ValueError(
             f"{args.data[0]} holds conversations, on which only a run is measured: bitnet eval RUN --data …"
         )
