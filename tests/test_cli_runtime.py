@@ -195,6 +195,11 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         ),
         (("generate", "{}/script", "-p", "x", "--max-p", "3"), 2, "unknown option '--max-p'$"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding needs --shape"),
+        (
+            ("generate", "{}/script", "-p", "x", "--adapter", "none/a"),
+            1,
+            "No such file or directory: none/a; expected an adapter, as .* --lora`$",
+        ),
         (("bench", "{}/none"), 1, "No such file.*/none; expected a packed model file$"),
         (("bench", "-m", "{}/none"), 1, "No such file.*/none; expected a packed model file$"),
     ],

@@ -198,22 +198,25 @@ def check_session(status: int, model: Any, options: Any) -> None:
     check(status)
 
 
-def check_open(status: int, detail: str, path: Path) -> None:
+def check_open(status: int, detail: str, path: Path, is_adapter: bool) -> None:
     """`check` for opening a file: adds the path, what the system says, and what makes a packed file of a folder."""
     if status == lib.BN_ERR_IO:  # the detail is a call and strerror
         reason = detail.partition(": ")[2]
         number = next((number for number in errno.errorcode if os.strerror(number) == reason), None)
         if number is not None:
-            raise _not_found(path) if number == errno.ENOENT else ModelFileError(number, reason, str(path))
+            raise _not_found(path, is_adapter) if number == errno.ENOENT else ModelFileError(number, reason, str(path))
     if status == lib.BN_ERR_NOT_REGULAR and path.is_dir():
         verb = "export" if any([*path.glob("state.json"), *path.glob("step-*/state.json")]) else "convert"
         detail += f"; `bitnet {verb} {shlex.quote(str(path))} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))
 
 
-def _not_found(path: Path) -> ModelNotFoundError:
+def _not_found(path: Path, is_adapter: bool) -> ModelNotFoundError:
     """Whoever gave the name of a published model is told how to get it."""
     error = ModelNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if is_adapter:
+        error.advice = "expected an adapter, as `bitnet export` makes of a run of `bitnet finetune --lora`"
+        return error
     owned = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path.as_posix(), re.ASCII) and not path.parent.is_dir()
     if owned and path.suffix != ".bitnet":
         error.advice = (

@@ -106,7 +106,8 @@ class Model(ModelAsync, ModelSessions, ModelEmbedding, ModelChat):
         handle, detail = Handle("model"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
         status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), handle.cell, detail)
         if status:
-            check_open(status, *of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()]))
+            why, path = of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()])
+            check_open(status, why, path, is_adapter=path != file)
         model = cls.__new__(cls)
         model._describe(file, handle, n_ctx, kv_type, named, chat_template)
         return model
