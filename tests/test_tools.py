@@ -12,9 +12,10 @@ import pytest
 
 from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, InvalidParameterError, Model
 from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.chat.thoughts import Begun
 from bitnet_runtime.chat.tools import ToolCall, Tools
 from bitnet_runtime.facts import guide_of
-from bitnet_runtime.model_chat import call_reader, held_to_calls
+from bitnet_runtime.model_chat import behind_thoughts, call_reader, held_to_calls
 from bitnet_runtime.tokenizer.text import Tokenizer
 from image_models import packed
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer
@@ -229,6 +230,41 @@ def test_the_tool_with_a_wrong_schema_is_named(tmp_path: Path, strict: bool) -> 
     ]
     with pytest.raises(GrammarError, match="the schema of the tool g is refused: Invalid type: text"):
         model.chat(ASK, tools=tools, tool_choice="required", max_tokens=3)
+
+
+def test_a_wrong_schema_beside_tools_is_named_by_its_own_name(tmp_path: Path) -> None:
+    model = Model.load(calling_model(tmp_path / "m", CALL), threads=1)
+    with pytest.raises(GrammarError, match=r"^json_schema is refused: Invalid type: text") as caught:
+        model.chat(ASK, tools=TOOLS, json_schema={"type": "text"}, max_tokens=3)
+    assert caught.value.param == "json_schema"
+
+
+def test_calls_that_are_too_costly_together_are_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each schema compiles, and the grammar of all does not, which nobody has written."""
+    model = Model.load(calling_model(tmp_path / "m", CALL), threads=1)
+    compiled = model._grammars._compile
+
+    def costly(kind: str, text: str) -> Any:
+        if kind == "grammar":
+            raise GrammarError("grammar is refused: too many states; correct or simplify it", kind)
+        return compiled(kind, text)
+
+    monkeypatch.setattr(model._grammars, "_compile", costly)
+    for schema, name in ((None, "tools"), ({"type": "string"}, "tools with json_schema")):
+        with pytest.raises(GrammarError, match=rf"^the form of {name} is refused: too many states; ") as caught:
+            model.chat(ASK, tools=TOOLS, tool_choice="auto" if schema else "required", json_schema=schema)
+        assert caught.value.param == "tools"
+
+
+def test_calls_that_cannot_be_followed_are_of_tools(anyhow: tuple[Model, str]) -> None:
+    model, _ = anyhow
+    held = held_to_calls(model, Tools.of(TOOLS, "required"), model.defaults)
+    for options in (held, behind_thoughts(model, Begun(True, "", False), held)[1]):
+        guide = guide_of(model, options)
+        assert guide is not None
+        with pytest.raises(GrammarError, match=r"^tools cannot be followed further: ") as caught:
+            guide.take(model.tokenize("</think>" * (options is not held) + "%"))
+        assert caught.value.param == "tools"
 
 
 def test_tags_that_are_special_tokens(tmp_path: Path) -> None:

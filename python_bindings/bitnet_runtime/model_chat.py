@@ -136,9 +136,11 @@ def held_to_calls(model: ModelText, tools: Tools | None, options: Sampling) -> S
     held = replace(options, json_schema=None, grammar=grammar)
     try:
         guide_of(model, held)
-    except GrammarError:
+    except GrammarError as error:
+        guide_of(model, options)  # raises the error of the schema itself, by its own name
         _name_wrong_tool(model, tools)
-        raise
+        form = f"the form of tools{' with json_schema' * (schema is not None)}"
+        raise GrammarError(str(error).replace("grammar", form, 1), "tools") from None
     return held
 
 

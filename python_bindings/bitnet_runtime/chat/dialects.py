@@ -15,6 +15,7 @@ from typing import Any
 
 from bitnet_runtime.chat.tools import Function, Tools, loaded
 from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.structured.formats import OF_TOOLS
 from bitnet_runtime.structured.schemas import exact
 
 Message = Mapping[str, Any]
@@ -93,7 +94,7 @@ class Dialect:
         rules = [f"start: {start}", *_functions(tools.callable(), self.arguments), _TEXT]
         lazy = "" if self.opens in special else "[lazy]"
         rules.append(f"head{lazy}: TEXT {opens}" if self.opens else r"ANSWER: /([^{\s](.|\n)*)?/")
-        return "\n".join(rules) + "\n"
+        return OF_TOOLS + "\n".join(rules) + "\n"
 
 
 def dialect(template: str) -> Dialect:

@@ -17,6 +17,7 @@ Schema = str | bytes | bool | Mapping[str, Any] | type
 
 KINDS = ("json_schema", "regex", "grammar")
 MOST = 1 << 20  # bytes of one
+OF_TOOLS = "// of tools\n"  # the first line of a grammar that nobody wrote: errors name what it was made of
 FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}  # of a schema
 UUIDS = {  # which a pattern says, by the names of pydantic
     f"uuid{version}": f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
@@ -121,7 +122,9 @@ def behind_thoughts(
     return f"%thoughts {kind} {'begun' if begun else 'possible'} {opens} {closes} {json.dumps(gap)}\n{text}"
 
 
-def kind_given(kind: str, text: str) -> str:
-    """The kind that was given, of a format that may be one behind thoughts."""
-    head, _, rest = text.partition(" ")
-    return rest.partition(" ")[0] if kind == "grammar" and head == "%thoughts" else kind
+def given_as(kind: str, text: str) -> str:
+    """The parameter that gave a format, which may be a grammar that was made of it: behind thoughts, or of tools."""
+    if kind == "grammar" and text.startswith("%thoughts "):
+        head, _, text = text.partition("\n")
+        kind = head.split()[1]
+    return "tools" if kind == "grammar" and text.startswith(OF_TOOLS) else kind

@@ -18,7 +18,7 @@ from bitnet_runtime._native import ffi
 from bitnet_runtime.errors import GrammarError, MissingDependencyError, TokenizerError, to_install
 from bitnet_runtime.sandbox.worker import Worker, WorkerError
 from bitnet_runtime.sessions.sampler import Sampler
-from bitnet_runtime.structured.formats import kind_given
+from bitnet_runtime.structured.formats import given_as
 from bitnet_runtime.tokenizer.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Grammars:
         while len(self._kept) > KEPT or sum(len(text) for _, text in list(self._kept)) > KEPT_BYTES:
             with contextlib.suppress(KeyError):  # another thread has dropped it
                 self._kept.popitem(last=False)
-        return Guide(matcher.deep_copy(), self, kind_given(kind, text))
+        return Guide(matcher.deep_copy(), self, given_as(kind, text))
 
     def _compile(self, kind: str, text: str) -> Any:
         try:
