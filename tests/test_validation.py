@@ -51,7 +51,7 @@ def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path, monkeypatc
 def test_of_minutes_they_take_a_part(each: int, expected: int) -> None:
     """Otherwise a run of minutes on a slow machine would be little but evaluations. each: seconds."""
     run: Any = SimpleNamespace(
-        settings=Settings(minutes=2), horizon=Horizon(0, 100.0, 1), state={"step": 0, "seconds": 0.0}, evaluated=0.0
+        settings=Settings(minutes=2), horizon=Horizon(0, 100.0, 1), state={"step": 0, "seconds": 0.0, "evaluated": 0.0}
     )
     made = 0
     while (before := run.state["seconds"] / 100) < 1:
@@ -61,15 +61,16 @@ def test_of_minutes_they_take_a_part(each: int, expected: int) -> None:
         if run.progress < 1 and validation.due(run, before):
             made += 1
             run.state["seconds"] += each
-            run.evaluated += each
+            run.state["evaluated"] += each
     assert made == expected
 
 
 def test_the_time_of_evaluations_is_noted(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[float] = []
-    monkeypatch.setattr(validation, "note", lambda run, _: noted.append(run.evaluated) or "")
-    assert bitnet("train", *words("--steps", "3"), "--data", sentences, "--out", tmp_path / "run") == 0
-    assert 0 < noted[0] < noted[1] < noted[2]
+    monkeypatch.setattr(validation, "note", lambda run, _: noted.append(run.state["evaluated"]) or "")
+    argv = ["train", *words("--warmdown", "0", "--data", sentences, "--out", tmp_path / "run")]
+    assert bitnet(*argv, "--steps", "2") == 0 and bitnet(*argv, "--steps", "4", "--resume") == 0
+    assert len(noted) == 4 and 0 < noted[0] < noted[1] < noted[2] < noted[3]  # a resumed run goes on counting
 
 
 def test_the_last_one_is_of_a_part_of_a_long_text(

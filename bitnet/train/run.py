@@ -52,7 +52,6 @@ class Run:
     unread: Made | None = None  # the step in flight
     replay: Replay | None = None  # CUDA graph of the passes, if possible
     probe: telemetry.Probe | None = None  # telemetry of this step, if it is recorded
-    evaluated: float = 0.0  # seconds that evaluations took, of the slowest process
     loss: float = math.nan  # the newest loss that was read
     amount: float = 1.0  # λ at which it was computed
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # terms of that loss, if there are several
@@ -185,7 +184,7 @@ class Run:
             result = objectives.evaluate(self.model, held_out, self.settings, context, limit)
             drafts = self.model.draft and not self.settings.draft_only
             guessed = drafts and objectives.drafts(self.model, held_out, context, limit)
-        self.evaluated += parallel.largest([time.monotonic() - begin])[0]
+        self.state["evaluated"] += parallel.largest([time.monotonic() - begin])[0]
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
             record |= {"guesses": dataclasses.asdict(guessed)}

@@ -37,6 +37,7 @@ class State(Recorded):
     step: int
     tokens: int
     seconds: float
+    evaluated: float  # of these the seconds that evaluations took, of the slowest process
     recent: list[float]  # losses of the last good steps
     skipped: int  # bad steps since
     planned: dict[str, float]  # the first horizon: tokens, seconds
@@ -69,7 +70,7 @@ def beginning(
 ) -> State:
     """The state before the first step."""
     return {
-        "step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "planned": {},
+        "step": 0, "tokens": 0, "seconds": 0.0, "evaluated": 0.0, "recent": [], "skipped": 0, "planned": {},
         "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0}, "fall": 1.0, "stable": None, "quantized": 0.0,
         "phased": True, "course": [], "sizes": {}, "best": {**BEST}, "best_tasks": {**BEST_TASKS},
         "parameters": parameters, "data": data, "held_out": held_out, "teacher": "", "settings": settings,

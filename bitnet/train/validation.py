@@ -22,7 +22,7 @@ def due(run: Run, before: float) -> bool:
         return step % every == 0
     if run.horizon.seconds:
         wanted = int(PARTS * run.progress) > int(PARTS * before) or step % USUAL == 0
-        return wanted and RARELY * run.evaluated <= run.state["seconds"]
+        return wanted and RARELY * run.state["evaluated"] <= run.state["seconds"]
     return step % min(USUAL, max(1, run.horizon.steps(run.state) // PARTS)) == 0
 
 
