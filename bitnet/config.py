@@ -188,6 +188,11 @@ class ModelConfig:
         return (self.replace(draft=None, vision=None), *within) if within else (self,)
 
     @property
+    def quantized(self) -> bool:
+        """Whether any weight is not as in training: ternary ones, or those of an embedding or head."""
+        return any(stack.ternary or stack.head_format != "f32" for stack in self.stacks)
+
+    @property
     def drops(self) -> bool:
         """Whether any stack has dropout."""
         return any(stack.dropout for stack in self.stacks)

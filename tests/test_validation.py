@@ -167,6 +167,16 @@ def test_what_is_best_is_not_forgotten(sentences: str, tmp_path: Path) -> None:
     assert bits(tmp_path / "whole" / "step-000020") == bits(tmp_path / "killed" / "step-000020")
 
 
+def test_a_run_without_quantizers_says_nothing_of_them(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for head, told in (("int8", True), ("f32", False)):  # int8 codes are phased in, too
+        run = tmp_path / head
+        argv = [*words("--steps", "2"), "--set", "ternary=[]", "--set", f"head_format={head}", "--out", run]
+        assert bitnet("train", *argv, "--data", sentences) == 0
+        assert (" at λ " in capsys.readouterr().err) == told == any("quantized" in record for record in losses(run))
+
+
 # ---- a finetuning ----
 
 

@@ -266,7 +266,7 @@ def update(run: Run) -> Made:
     learnt, limit = optimizers.learnt(run.model), settings.clip or math.inf  # a draft is clipped by itself
     clipped = [nn.utils.clip_grad_norm_(part, limit) for part in learnt if part]
     norm = parallel.whole(clipped[0])
-    amounts = {"quantized": amount} if settings.quantize_warmup else {}
+    amounts = {"quantized": amount} if settings.quantize_warmup and run.model.config.quantized else {}
     made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, place), amounts)
     if waits(run) and bad_step(run, *made.read[:2]):
         return made
