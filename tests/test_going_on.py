@@ -110,7 +110,7 @@ def test_where_the_rate_fell_is_looked_for_again_when_the_end_moves(
     assert (state["step"], state["stable"]) == (54, 26)  # it fell for good at 38; sooner costs a little, 1 cost all
 
 
-@pytest.mark.parametrize("name", ["step", "tokens", "seconds", "fall"])
+@pytest.mark.parametrize("name", ["step", "tokens", "seconds", "evaluated", "fall"])
 def test_a_state_that_someone_edited(
     name: str, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

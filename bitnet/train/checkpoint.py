@@ -46,7 +46,7 @@ from bitnet_runtime.errors import json_kind
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CONFIG, STATE, TOKENIZER = "config.json", "state.json", "tokenizer.json"
-COUNTS = ("step", "tokens", "seconds", "parameters", "fall", "quantized")  # numbers in the state of a run
+COUNTS = ("step", "tokens", "seconds", "evaluated", "parameters", "fall", "quantized")  # numbers in the state of a run
 TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 
 
