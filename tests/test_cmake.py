@@ -168,6 +168,22 @@ def test_the_page_of_c_builds_for_another_machine(tmp_path: Path) -> None:
     assert header[:4] == b"\x7fELF" and header[18] == 183  # AArch64
 
 
+def test_the_page_of_c_keeps_the_engine_fast_in_a_project_for_debugging(tmp_path: Path) -> None:
+    page = (ROOT / "docs/c.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`(target_compile_options\(.*\))`", page)
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+        cmake_minimum_required(VERSION 3.20)
+        project(game LANGUAGES C)
+        add_subdirectory("{ROOT}" bitnet)
+        {line}
+        """)
+    options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_C_COMPILER={CC}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    run(cmake_command(), "-S", tmp_path, "-B", tmp_path / "build", *options)
+    commands = json.loads((tmp_path / "build/compile_commands.json").read_text())
+    engine = [each["command"].split() for each in commands if "/runtime_c/src/" in each["file"]]
+    assert engine and all("-g" in words and "-O3" in words and "-O0" not in words for words in engine)
+
+
 @pytest.mark.parametrize(("build", "flags"), [("Debug", ""), ("MinSizeRel", ""), ("None", "-Os")])
 def test_vector_code_leaves_no_vector_half_full(build: str, flags: str, tmp_path: Path) -> None:
     """Else each scalar instruction of the program behind it waits, on some CPUs for 100 cycles. GCC clears the upper
