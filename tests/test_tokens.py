@@ -69,6 +69,26 @@ def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
         of_folder(Folder(folder))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"extra_special_tokens": {"image_token": "<x>", "tool": "<y>"}},
+        {"image_token": "<x>"},
+        {"additional_special_tokens": ["<y>"], "extra_special_tokens": {"image_token": "<x>"}},
+        {"model_specific_special_tokens": {"tool_token": "<y>"}},
+    ],
+)
+def test_special_tokens_of_one_model_alone(config: dict[str, Any], tmp_path: Path) -> None:
+    """A tokenizer_config.json may name tokens that no other model has; templates know them by these names."""
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), **kind, **config)
+    definition, _, generation, _ = of_folder(Folder(folder))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    same(runtime(definition, generation), theirs, ["a<x>b", "<y> <x>", "<|endoftext|><y>"])
+    named = {name: text for name, text in theirs.special_tokens_map.items() if name.endswith("_token")}
+    assert generation["special_tokens"] == named
+
+
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
 @pytest.mark.parametrize("template", ["$A", "{0} $A", "$A {1}", "{0} $A {1}"])
 @pytest.mark.parametrize("said", [{"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OF_MODEL = ("extra_special_tokens", "model_specific_special_tokens")  # as objects: tokens by name
 _MAX_ADDED = 1 << 16
 _NO_OPTION = {
     "suppress_tokens": None, "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
@@ -70,7 +71,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
             "use the tokenizer of this model"
         )
     template = _template(folder, config, assumptions)
-    texts = {name: _text(value) for name, value in named.items()}
+    texts = {name: _text(value) for name, value in named.items() if name.endswith("_token")}
     generation = _generation(folder, vocab_size, tokenizer, texts, assumptions, template or "")
     return tokenizer.to_str().encode(), template, generation, assumptions
 
@@ -104,9 +105,17 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
 
 
 def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token and the like: a text, or an object with its content and matching rules."""
+    """bos_token and the like, and those of this model alone, in the order in which transformers adds them.
+
+    Each is a text, or an object with its content and matching rules.
+    """
     found = {} if "added_tokens_decoder" in config else folder.json("special_tokens_map.json")
-    named = {name: value for name in _NAMED if (value := (found.get(name) or config.get(name)))}
+    given = {**config, **{name: value for name, value in found.items() if value}}
+    named = {name: given[name] for name in _NAMED if given.get(name)}
+    of_model = [each if isinstance(each := config.get(key), dict) else {} for key in _OF_MODEL]
+    named |= of_model[0]
+    named |= {name: value for name, value in given.items() if name.endswith("_token") and _text(value)}
+    named |= of_model[1]
     for name, value in named.items():
         if not _text(value):
             raise SourceError(f"{folder.path}: {name} is {value!r:.80}, expected a text or an object with a content")
@@ -133,13 +142,13 @@ def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any],
         ids[_text(value)] = int(key)
         tokens.append(_added(value))
     known = set(ids) | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra = extra if isinstance(extra, list) else []
-    if len(extra) > _MAX_ADDED:
+    extra = (config.get(key) for key in ("extra_special_tokens", "additional_special_tokens"))
+    more = [*named.values(), *next((each for each in extra if isinstance(each, list) and each), [])]
+    if len(more) > _MAX_ADDED:
         raise SourceError(
-            f"{folder.path}: tokenizer_config.json adds {len(extra)} tokens, expected at most {_MAX_ADDED}"
+            f"{folder.path}: tokenizer_config.json adds {len(more)} tokens, expected at most {_MAX_ADDED}"
         )
-    for value in [*named.values(), *extra]:
+    for value in more:
         if _text(value) and _text(value) not in known:
             known.add(_text(value))
             tokens.append(_added(value if isinstance(value, dict) else {"content": value}, special=True))
