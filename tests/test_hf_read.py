@@ -189,6 +189,19 @@ def test_what_comes_with_the_weights(tmp_path):
         assert loaded.end_tokens == {3, 4} and loaded.defaults.temperature == 0.6
 
 
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_where_transformers_would_quantize_twice_it_is_said(mode, tmp_path):
+    model = hf_models.trilm()
+    model.config["quantization_config"] = hf_models.MULTIPLY | {"quantization_mode": mode}
+    linear = model.model.model.layers[0].mlp.down_proj
+    inputs = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+        once, twice = linear(inputs), hf_models.auto(linear, linear.weight, None)(inputs)
+    assert float(twice.norm()) < 0.9 * float(once.norm())
+    with open_source(model.save(tmp_path / "model")) as source:
+        assert any("transformers quantizes them again" in line for line in source.assumptions) == (mode == "online")
+
+
 def test_ternary_floats_are_not_quantized_twice(tmp_path):
     """Also in a model that declares bitnet: mean|W| of ternary values is smaller than their scale."""
     model = hf_models.trilm()

@@ -17,6 +17,10 @@ from .weights import Quantization, Weights
 _ROWS = 1024  # rows examined at a time
 Found = tuple[ModelConfig, str, list[str]]  # the completed configuration, a description, assumptions
 
+_ONLINE = (
+    "the weights are ternary already and stay as they are; quantization_config says online, so transformers quantizes "
+    "them again, which makes their scales smaller"
+)
 _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
 
 
@@ -46,10 +50,12 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
         assumed = "config.json does not say how the weights are quantized: as BitNet b1.58 does"
         words = f"{dtype} weights, float masters, quantized as the model's own code does"
         return model, words, [assumed] if quantization is None else []
-    assumed = "activations are quantized to int8 for each token; the published model leaves them float"
-    words = f"{dtype} weights, ternary already with one scale a {model.weight_scale}"
-    mixed = _stay_floats(model, weights) if weights.floats and not weights.masters else []
-    return model, words, [assumed, *mixed] if quantization is None else mixed
+    said = _stay_floats(model, weights) if weights.floats and not weights.masters else []
+    if quantization is None:
+        said = ["activations are quantized to int8 for each token; the published model leaves them float", *said]
+    elif quantization.online:
+        said = [_ONLINE, *said]
+    return model, f"{dtype} weights, ternary already with one scale a {model.weight_scale}", said
 
 
 def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
