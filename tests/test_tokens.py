@@ -80,10 +80,9 @@ def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
 )
 def test_special_tokens_of_one_model_alone(config: dict[str, Any], tmp_path: Path) -> None:
     """A tokenizer_config.json may name tokens that no other model has; templates know them by these names."""
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
-    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), **kind, **config)
-    definition, _, generation, _ = of_folder(Folder(folder))
-    theirs = AutoTokenizer.from_pretrained(folder)
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), **config)
+    (definition, _, generation, _), theirs = of_folder(Folder(folder)), AutoTokenizer.from_pretrained(folder)
     same(runtime(definition, generation), theirs, ["a<x>b", "<y> <x>", "<|endoftext|><y>"])
     named = {name: text for name, text in theirs.special_tokens_map.items() if name.endswith("_token")}
     assert generation["special_tokens"] == named
@@ -147,7 +146,8 @@ def test_a_template_with_an_error_is_left_out_and_said(template: str, tmp_path: 
     folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), chat_template=template)
     _, found, _, assumptions = of_folder(Folder(folder))
     assert found is None
-    assert any("the chat template is left out, it is broken in line" in line for line in assumptions)
+    said = next(line for line in assumptions if line.startswith("the chat template is left out, it is broken in line"))
+    assert said.partition("; correct it")[2] == " and convert again"
     wants = "{{ raise_exception('no') }}"  # it is right, and takes other messages
     (folder / "chat_template.jinja").write_text(wants)
     assert of_folder(Folder(folder))[1] == wants
