@@ -224,7 +224,7 @@ def test_bad_generation_defaults(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [999, 7, true, 4]}')
     with open_source(folder) as source:
         assert source.generation["eos_token_ids"] == [4, 7]
-        said = "of eos_token_id = [999, 7, True, 4] 999, True was left out: not token ids below 301"
+        said = "of eos_token_id = [999, 7, True, 4] was left out: 999, True, expected token ids below 301"
         assert said in source.assumptions
     (folder / "generation_config.json").write_text('{"eos_token_id": [999]}')
     with open_source(folder) as source:

@@ -292,7 +292,7 @@ def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str])
     good = [token for token in ids if type(token) is int and 0 <= token < vocab_size]
     if bad := [token for token in ids if type(token) is not int or token not in good]:
         assumptions.append(
-            f"of eos_token_id = {value!r:.80} {', '.join(map(repr, bad)):.80} was left out: not token ids below "
+            f"of eos_token_id = {value!r:.80} was left out: {', '.join(map(repr, bad)):.80}, expected token ids below "
             f"{vocab_size}"
         )
     return good
