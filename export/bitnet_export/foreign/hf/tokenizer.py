@@ -289,10 +289,10 @@ def _ends_of_turns(tokenizer: Tokenizer, template: str) -> dict[int, str]:
 def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str]) -> list[int]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    good = [token for token in ids if type(token) is int and 0 <= token < vocab_size]
-    if bad := [token for token in ids if type(token) is not int or token not in good]:
+    fits = [type(token) is int and 0 <= token < vocab_size for token in ids]
+    if bad := [token for token, fit in zip(ids, fits, strict=True) if not fit]:
         assumptions.append(
             f"of eos_token_id = {value!r:.80} was left out: {', '.join(map(repr, bad)):.80}, expected token ids below "
             f"{vocab_size}"
         )
-    return good
+    return [token for token, fit in zip(ids, fits, strict=True) if fit]
