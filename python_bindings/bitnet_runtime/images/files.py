@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from bitnet_runtime.errors import ImageError, MissingDependencyError, shown, to_install
+from bitnet_runtime.errors import ImageError, MissingDependencyError, naming, shown, to_install
+from bitnet_runtime.images.tiff import tile_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +39,11 @@ class Decoded:
         self.name = _name(source)  # how messages call it
         with self._decoding(), contextlib.ExitStack() as stack:
             if isinstance(source, (str, bytes, os.PathLike)):
-                image: Any = pillow.open(stack.enter_context(_file(source)), formats=FORMATS)
+                file = stack.enter_context(_file(source))
+                if tiles := tile_size(file):
+                    with naming("its tiles"):
+                        check_size(*tiles, most_pixels)
+                image: Any = pillow.open(file, formats=FORMATS)
             else:
                 image = source
             if image.format not in (None, "MPO", *FORMATS):  # Pillow has not decoded it yet
