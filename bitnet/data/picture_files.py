@@ -57,8 +57,16 @@ class Problems(list[str]):
             places: dict[str, list[str]] = {}  # by fault
             for where, _, fault in (problem.partition(": ") for problem in self):
                 places.setdefault(fault, []).append(where)
-            said = "; ".join(f"{', '.join(where)}: {fault}" for fault, where in places.items())
+            said = "; ".join(f"{_together(where)}: {fault}" for fault, where in places.items())
             raise DataError(f"{len(self)} of {of:,} records cannot be used: {said}. Repair them or take them out")
+
+
+def _together(places: Sequence[str]) -> str:
+    """Files and lines with each file named once: a.csv, line 2, line 3."""
+    lines: dict[str, list[str]] = {}
+    for file, comma, line in (place.rpartition(", line ") for place in places):
+        lines.setdefault(file or line, []).extend([f"line {line}"] if comma else [])
+    return ", ".join(", ".join([file, *of]) for file, of in lines.items())
 
 
 def read(sources: Sequence[str]) -> Iterator[Record]:

@@ -59,9 +59,8 @@ def split(
     groups = [hashlib.sha256(first_of[images[0]] if images else text).digest() for images, text in unique]
     sizes = Counter(groups)
     if len(sizes) < 2:
-        raise DataError(
-            f"{len(sizes)} groups of records that share no picture, expected at least 2: one is held out for validation"
-        )
+        found = {0: "no record", 1: "a single record"}.get(len(unique), f"{len(unique):,} records that share pictures")
+        raise DataError(f"the data holds {found}, expected two groups that share none: one is held out for validation")
     order = sorted(group for group, size in sizes.items() if 2 * size <= len(groups))
     chosen, least = [group for group in order if int.from_bytes(group[:8]) < validation * 2**64], min(2, len(sizes) - 1)
     held_out = set((chosen if len(chosen) >= least else order[:least])[: len(sizes) - 1])
