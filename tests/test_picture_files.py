@@ -166,3 +166,17 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"0\.txt is not UTF-8 \(byte 0\)"):
         read(tmp_path)
+
+
+def test_a_picture_of_another_format_with_a_caption_is_not_passed_over(tmp_path: Path) -> None:
+    for name in ("0.png", "1.heic"):
+        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).with_suffix(".txt").write_text("a ring")
+    for name in ("0.json", "2.heic", "licence.txt"):  # beside a picture, without a caption, and alone
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(
+        DataError, match=r"1\.heic has a text beside it, expected one of \.png, .*; convert or remove it"
+    ):
+        list(picture_files.read([str(tmp_path)]))
+    (tmp_path / "1.heic").unlink()
+    assert [record.suffix for record in picture_files.read([str(tmp_path)])] == ["a ring"]

@@ -126,6 +126,11 @@ def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
     if not pictures:
         raise DataError(f"{folder} holds no .jsonl file, no .csv file and no picture ({', '.join(SUFFIXES)})")
+    captioned, there = {picture.with_suffix("") for picture in pictures}, set(files)
+    for file in files:
+        other = file.suffix.lower() not in (*SUFFIXES, ".txt") and file.with_suffix("") not in captioned
+        if other and file.with_suffix(".txt") in there:
+            raise DataError(f"{file} has a text beside it, expected one of {', '.join(SUFFIXES)}; convert or remove it")
     for picture in pictures:
         text = picture.with_suffix(".txt")
         try:
