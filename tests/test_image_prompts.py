@@ -98,10 +98,11 @@ def test_parts_of_text_have_one_name_and_are_joined_where_a_template_knows_none(
         {"type": "image_url", "image_url": {}},
         {"type": "image_url", "image_url": {"url": None}},
         {"type": "image", "image": "a.png", "path": "b.png"},
+        {"type": "input_image", "file_id": "a"},
     ],
 )
-def test_parts_without_one_image_are_refused(part: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r'messages has .*expected \{"type": "image", "image": …\}'):
+def test_parts_without_one_image_are_refused_and_the_form_of_their_type_is_said(part: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=rf'messages has .*expected \{{"type": "{part["type"]}", "image'):
         images_of(said(part))
 
 

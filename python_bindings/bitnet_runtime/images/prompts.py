@@ -11,7 +11,12 @@ from bitnet_runtime.errors import InvalidParameterError, shown
 if TYPE_CHECKING:
     from bitnet_runtime.images.processor import Image
 
-IMAGES = ("image", "image_url", "input_image")  # types of parts, and the names under which these have it
+_FORMS = {
+    "image": '{"type": "image", "image": …}',
+    "image_url": '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
+    "input_image": '{"type": "input_image", "image_url": "data:image/png;base64,…"}',
+}
+IMAGES = tuple(_FORMS)  # types of parts, and the names under which these have it
 NAMES = ("image", "image_url", "url", "path")
 _TEXTS = {"input_text": "text", "output_text": "text"}
 _KNOWS_PARTS = re.compile(r"""\bfor\s+[\w, ]+\s+in\s+(\w+(\.|\[['"]))?content\b""")
@@ -107,10 +112,6 @@ def _image(part: Mapping[str, Any]) -> Image:
     if isinstance(value, Mapping):  # {"type": "image_url", "image_url": {"url": "…"}}
         value = value.get("url")
     if value is None:
-        raise InvalidParameterError(
-            f'messages has {shown(part)}, expected {{"type": "image", "image": …}} or '
-            '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
-            "messages",
-        )
+        raise InvalidParameterError(f"messages has {shown(part)}, expected {_FORMS[part['type']]}", "messages")
     image: Image = value
     return image
