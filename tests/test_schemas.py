@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_runtime.chat.dialects import dialect
 from bitnet_runtime.chat.tools import Tools
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.errors import GrammarError, InvalidParameterError
 from bitnet_runtime.structured.formats import Schema, format_text
 
 compiling = pytest.importorskip("bitnet_runtime.structured.compiling")
@@ -46,6 +46,36 @@ def test_bounds_of_numbers(words: tuple[str, str]) -> None:
     assert inside > 500
 
 
+@pytest.mark.parametrize("word", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize("near", [2**53, 2**63 - 2048])
+def test_bounds_that_are_no_doubles(near: int, word: str) -> None:
+    """The library reads doubles, which are whole numbers 2 and more apart there. It may let in fewer."""
+    sign, included = (1 if "max" in word.lower() else -1), word in ("minimum", "maximum")
+    inside = 0
+    for bound in (sign * (near + more) for more in (-1, 0, 1, 3, 1000)):
+        for value in (bound + more for more in (-2048, -2, -1, 0, 1, 2, 2048)):
+            if accepts({"type": "integer", word: bound}, str(value)):
+                inside += 1
+                assert sign * value < sign * bound or (value == bound and included), (bound, value)
+    assert inside >= 5
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 10**30, "maximum": 10**30 + 5},
+        {"exclusiveMinimum": 2**63 - 1},
+        {"minimum": 1e30, "maximum": 1e31},
+        {"minimum": -1e31, "maximum": -1e30},
+    ],
+)
+def test_bounds_beyond_64_bits(bounds: dict[str, float]) -> None:
+    """The library would let in the last number of 64 bits, whatever the bound."""
+    with pytest.raises(GrammarError, match=r"imum is -?[0-9e+]+, expected at (most|least) "):
+        format_text("json_schema", {"type": "integer"} | bounds)
+    assert accepts({"type": "integer", "minimum": 7, "maximum": 10**30}, str(2**63 - 1))
+
+
 def test_a_bound_moves_by_little() -> None:
     """Also within another schema; values that look like a schema are left alone."""
     within = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}
@@ -53,8 +83,8 @@ def test_a_bound_moves_by_little() -> None:
               "additionalProperties": False}  # fmt: skip
     for text, good in (("0", False), ("0.000001", True), ("0.499999", True), ("0.5", False)):
         assert accepts(schema, f'{{"a": [{text}]}}') == good, text
-    for huge in ({"exclusiveMinimum": 10**400, "maximum": 0.5}, {"exclusiveMinimum": True, "maximum": 0.5}):
-        assert json.loads(format_text("json_schema", huge) or "") == huge
+    odd = {"exclusiveMinimum": True, "exclusiveMaximum": 10**400, "maximum": 0.5}
+    assert json.loads(format_text("json_schema", odd) or "") == odd
     assert accepts({"const": within}, json.dumps(within))
 
 
@@ -98,6 +128,13 @@ def test_the_parameters_of_a_tool_are_read_as_any_schema() -> None:
         text = f'<tool_call>\n{{"name": "f", "arguments": {{"share": {share}}}}}\n</tool_call>'
         matcher = BYTES.matcher("grammar", grammar)
         assert (matcher.validate_tokens(list(text.encode())) == len(text)) == good, share
+
+
+def test_parameters_of_a_tool_that_the_library_cannot_hold() -> None:
+    shape = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 2**64}}}
+    tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": shape}}], "required")
+    with pytest.raises(InvalidParameterError, match=r"^tools: the parameters of f: minimum is 18446744073709551616"):
+        assert tools and dialect("").grammar(tools, None, {})
 
 
 def test_parameters_of_a_tool_that_are_nested_too_deeply() -> None:

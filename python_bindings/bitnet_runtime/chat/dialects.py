@@ -114,7 +114,7 @@ def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
         begin = f'{{"name": "{each.name}", "{arguments}": '
         try:
             schema = json.dumps(spaced(exact(each.parameters), lenient=not each.strict))
-        except RecursionError as error:
+        except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"tools: the parameters of {each.name}: {error}", "tools") from None
         rules += [f'one_{i}: {json.dumps(begin)} json_{i} "}}"', f"json_{i}: %json {schema}"]
     return rules

@@ -6,6 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bitnet_runtime.errors import shown
+
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LAST = 2**63 - 1024
+"""The last double among whole numbers of 64 bits, as which the library reads bounds."""
 VALUES = frozenset(("const", "enum", "default", "examples"))  # hold no schemas
 NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # schemas by name
 WITHIN_A_MINUTE = r"^[^:]*:[0-5][0-9]:[0-5]"
@@ -18,7 +23,10 @@ HELD = {"date": [A_DAY], "time": [WITHIN_A_MINUTE], "date-time": [A_DAY, WITHIN_
 
 
 def exact(schema: Any) -> Any:
-    """A schema whose texts are among those of `schema`, by the library as by the standard."""
+    """A schema whose texts are among those of `schema`, by the library as by the standard.
+
+    Raises ValueError: a bound is beyond the numbers that the library knows.
+    """
     if isinstance(schema, (list, tuple)):
         return [exact(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -29,6 +37,7 @@ def exact(schema: Any) -> Any:
             found[word] = {name: exact(each) for name, each in part.items()}
         else:
             found[word] = part if word in VALUES else exact(part)
+    found |= {word: _double(word, found[word]) for word in (*LOWER, *UPPER) if type(found.get(word)) in (int, float)}
     written = found.get("format")
     if isinstance(written, str) and written in HELD:
         others = found.get("allOf", [])
@@ -47,11 +56,25 @@ def _apart(alternatives: Any) -> bool:
     return plain and 0 < len(parts) == len(set(values))
 
 
+def _double(word: str, bound: float) -> float:
+    """A bound that the library reads as it is: one that is no double moves to the next one within. So does an excluded
+    one from 2**53 on, as the library adds 1 to it, which is lost there."""
+    inward = 1 if word in LOWER else -1
+    if inward * bound > LAST:
+        expected = f"at most {LAST}" if word in LOWER else f"at least {-LAST}"
+        raise ValueError(f"{word} is {shown(bound)}, expected {expected}")
+    if not -LAST <= bound <= LAST:
+        return bound
+    lost = word.startswith("exclusive") and abs(bound) >= 2**53
+    if inward * float(bound) > inward * bound or (float(bound) == bound and not lost):
+        return bound
+    return int(math.nextafter(float(bound), inward * math.inf))
+
+
 def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
     """A whole number that is excluded, and less than 1 from the other bound: it would be let in. So the bound moves by
     less than a millionth of the room between them."""
-    low = _number(schema, "exclusiveMinimum", "minimum")
-    high = _number(schema, "exclusiveMaximum", "maximum")
+    low, high = _number(schema, *reversed(LOWER)), _number(schema, *reversed(UPPER))
     if low is None or high is None or not 0 < high - low < 1:
         return {}
     step = 10.0 ** math.floor(math.log10(high - low) - 6)
