@@ -237,6 +237,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
         ({"json_schema": 3}, "expected a JSON schema"),
         ({"json_schema": {"type": {1, 2}}}, "expected a JSON schema"),
         ({"json_schema": {"a": float("nan")}}, "expected a JSON schema"),
+        ({"json_schema": {"enum": {7}}}, r"\(a set cannot be written as JSON\)"),
         ({"json_schema": {"type": "objekt"}}, "objekt"),
         ({"json_schema": {"type": "string", "format": "no such"}}, "no such"),
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "refused"),

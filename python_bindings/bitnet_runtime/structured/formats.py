@@ -57,9 +57,16 @@ def _schema(value: Any) -> str:
             raise TypeError(f"a {type(schema).__name__}")
         if isinstance(schema, bool):  # the library takes one within another alone
             schema = {} if schema else {"enum": []}
-        return json.dumps(exact(schema), ensure_ascii=False, allow_nan=False, default=dict)
+        return json.dumps(exact(schema), ensure_ascii=False, allow_nan=False, default=_plain)
     except (ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"json_schema is {shown(value)}, expected {SCHEMA} ({error})", "json_schema") from None
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """What JSON has for a value that it does not know: of a mapping an object."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 def _closed(schema: Any) -> Any:
