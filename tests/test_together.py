@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model
+from bitnet_runtime import InvalidParameterError, Model, StateError, Stream
 from bitnet_runtime.answers import together, writer
 from bitnet_runtime.answers.choosing import AT_ONCE
 from bitnet_runtime.answers.together import Passes
@@ -122,6 +123,38 @@ def test_a_stream_asks_for_no_pass_while_another_thread_has_its_session(model: M
             assert other.is_alive()
         other.join(30)
         assert not other.is_alive() and len(list(batch)) == 8
+
+
+def test_a_text_of_a_batch_is_read_there_alone(model: Model) -> None:
+    """Whoever takes tokens beside it left a pass with nothing to compute, which ended all texts."""
+    alone = model.generate([1, 2], max_tokens=20, seed=5, **FEW)
+    with model.batch() as batch:
+        texts = [batch.add([1, 2], max_tokens=20, seed=5, **FEW) for _ in range(2)]
+        for step in range(3):
+            with pytest.raises(StateError, match="iterate over the batch"):
+                next(texts[step % 2])
+            next(batch)
+        list(batch)
+        assert [text.result and text.result.tokens for text in texts] == [alone.tokens] * 2
+        assert list(texts[0]) == []
+
+
+def test_a_batch_looks_through_its_texts_for_a_given_session_alone(model: Model) -> None:
+    """Else ten thousand texts took seconds to add."""
+    looks = []
+
+    class Watched(deque[Stream]):
+        def __iter__(self) -> Iterator[Stream]:
+            looks.append(len(self))
+            return super().__iter__()
+
+    with model.batch() as batch, model.session() as session:
+        batch._waiting = Watched()
+        for _ in range(3):
+            batch.add([1], max_tokens=1, **GREEDY)
+        assert looks == []
+        batch.add([1], session=session, max_tokens=1, **GREEDY)
+        assert looks == [3] and len(list(batch)) == 4
 
 
 def test_texts_of_one_session_wait_for_each_other(model: Model) -> None:

@@ -20,6 +20,7 @@ class Stream(Closing, Unique):
         self._writer, self._session = writer, writer.session
         self._ended = False  # the answer is complete, and its session free
         self._reading = self._closing = False
+        self._batched = False  # a batch takes its tokens
 
     @property
     def result(self) -> Result | None:
@@ -51,6 +52,8 @@ class Stream(Closing, Unique):
             self._session._resume()  # a cancel was for this answer
 
     def __next__(self) -> Piece:
+        if self._batched and not self._ended:
+            raise StateError("this text is one of a batch, which gives its pieces; iterate over the batch")
         with self._session._lock:
             if self._reading:
                 raise StateError("a signal handler cannot read a stream that it interrupted")

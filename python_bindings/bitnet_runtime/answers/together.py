@@ -127,12 +127,15 @@ class Batch(Closing):
         self.failed: Stream | None = None
 
     def add(self, prompt: Prompt, **given: Any) -> Stream:
-        """Add a text. Arguments as in `Model.stream`."""
+        """Add a text. Arguments as in `Model.stream`, whose pieces the batch gives: reading it is a StateError."""
         stream = self._make(prompt, **given)
-        if any(stream._session is other._session for other in (*self._active, *self._waiting)):
+        if not stream._writer.owned and any(
+            stream._session is other._session for other in (*self._active, *self._waiting)
+        ):
             raise InvalidParameterError(
                 "another text of this batch uses this session, expected one for each", "session"
             )
+        stream._batched = True
         self._waiting.append(stream)
         if self._closed:  # looked at last, as a thread may close it meanwhile
             self.close()

@@ -155,7 +155,7 @@ class Writer:
     def entry(self, piece: int = BLOCK, looked_up: int = BLOCK) -> Entry:
         """What it has in the next pass, once it has begun: of its prompt, and of guesses, so many tokens at most."""
         ahead, answer = self._ahead, self._transcript
-        with self.session._lock:  # else the library may be at the last one, for a thread that reads beside a batch
+        with self.session._lock:  # else the library may be at the last one, for another thread
             tokens = ahead.next
             if ahead.unread > piece:
                 return self._ask(tokens[:piece], NOTHING)
