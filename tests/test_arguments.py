@@ -181,6 +181,10 @@ def test_a_choice_without_logits_says_what_is_missing(model: Model) -> None:
             session.append([1, 2])
             session.sample()
             session.rewind(1)
+        with pytest.raises(StateError, match=r"no logits after position 1 to score a token with; append a token"):
+            session.score([2])
+        session.rewind(0)
+        assert len(session.score([1, 2])) == 2 and len(session.score([3])) == 1
 
 
 # ---- files ----

@@ -162,7 +162,8 @@ class SessionInput(SessionState):
     def score(self, tokens: Ids) -> list[float]:
         """Append tokens and return the natural log of the probability of each, given all before it.
 
-        The first is NaN when the session was empty. Raises UnsupportedModelError for a bidirectional model.
+        The first is NaN when the session was empty. Raises UnsupportedModelError for a bidirectional model, StateError
+        when the session has tokens and no logits, as after `rewind`.
         """
         require_next_token(self._model)
         array = self._array(tokens)
@@ -170,8 +171,18 @@ class SessionInput(SessionState):
         with self._lock:
             handle = self._room(len(array))
             for start, n in self._pieces(len(array)):
-                self._check(lib.bn_session_score(handle.pointer, array + start, n, out + start))
+                status = lib.bn_session_score(handle.pointer, array + start, n, out + start)
+                self._check_row(status, "score a token with")
         return list(out)
+
+    def _check_row(self, status: int, use: str) -> None:
+        """`_check` of a call that reads the logits there are."""
+        if status == lib.BN_ERR_STATE and self.logits is None:
+            raise StateError(
+                f"there are no logits after position {self.position} to {use}; append a token first, as after rewind, "
+                "and not with logits='none'"
+            )
+        self._check(status)
 
     def _array(self, tokens: Ids, *, vectors: bool = False) -> Any:
         """int32[n], n >= 1. vectors: with -1 for some of them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.abilities import require_text
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve, whole
-from bitnet_runtime.errors import InvalidParameterError, StateError, check, check_session
+from bitnet_runtime.errors import InvalidParameterError, check, check_session
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import token_ids
@@ -79,7 +79,7 @@ class Session(SessionInput):
             handle = self._open
             status = lib.bn_session_sample(handle.pointer, struct, self._token)
             if status:
-                self._check_choice(status)
+                self._check_row(status, "choose a token from")
             return int(self._token[0])
 
     def step(self, token: int) -> None:
@@ -106,17 +106,9 @@ class Session(SessionInput):
             most = min(most, self.n_ctx)
             out, n = ffi.new("int32_t[]", most), self._token
             self._changes += 1
-            self._check_choice(lib.bn_session_step(handle.pointer, struct, guesses, len(ids), out, most, n))
+            status = lib.bn_session_step(handle.pointer, struct, guesses, len(ids), out, most, n)
+            self._check_row(status, "choose a token from")
             return list(ffi.unpack(out, n[0]))
-
-    def _check_choice(self, status: int) -> None:
-        """`_check` of a call that chooses from the logits."""
-        if status == lib.BN_ERR_STATE and self.logits is None:
-            raise StateError(
-                f"there are no logits after position {self.position} to choose a token from; append a token first, "
-                "as after rewind, and not with logits='none'"
-            )
-        self._check(status)
 
     def guess(self, sampler: Sampler, token: int, most: int) -> list[tuple[int, float]]:
         """Draft tokens of the model's draft head after `token`, if that were the next: up to `most`, each with the
