@@ -73,7 +73,16 @@ def test_bounds_beyond_64_bits(bounds: dict[str, float]) -> None:
     """The library would let in the last number of 64 bits, whatever the bound."""
     with pytest.raises(GrammarError, match=r"imum is -?[0-9e+]+, expected at (most|least) "):
         format_text("json_schema", {"type": "integer"} | bounds)
-    assert accepts({"type": "integer", "minimum": 7, "maximum": 10**30}, str(2**63 - 1))
+
+
+@pytest.mark.parametrize("most", [2**63 - 1, 10**30, 10**400, 1e22, 1e300])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_far_away_are_near_enough(kind: str, most: float) -> None:
+    """The library refused these, such as the least number of 64 bits."""
+    for bounds in ({"minimum": -most - 1, "maximum": most}, {"minimum": -most}, {"exclusiveMaximum": most}):
+        for text in ("-9000000000000000000", "-5", "0", "9000000000000000000"):
+            assert accepts({"type": kind} | bounds, text), bounds
+    assert not accepts({"type": kind, "maximum": 5, "minimum": -most}, "9")
 
 
 def test_a_bound_moves_by_little() -> None:
@@ -83,7 +92,7 @@ def test_a_bound_moves_by_little() -> None:
               "additionalProperties": False}  # fmt: skip
     for text, good in (("0", False), ("0.000001", True), ("0.499999", True), ("0.5", False)):
         assert accepts(schema, f'{{"a": [{text}]}}') == good, text
-    odd = {"exclusiveMinimum": True, "exclusiveMaximum": 10**400, "maximum": 0.5}
+    odd = {"exclusiveMinimum": True, "maximum": 0.5, "minLength": 2**63}
     assert json.loads(format_text("json_schema", odd) or "") == odd
     assert accepts({"const": within}, json.dumps(within))
 

@@ -57,18 +57,20 @@ def _apart(alternatives: Any) -> bool:
 
 
 def _double(word: str, bound: float) -> float:
-    """A bound that the library reads as it is: one that is no double moves to the next one within. So does an excluded
-    one from 2**53 on, as the library adds 1 to it, which is lost there."""
+    """A bound that the library reads as it is: a double, the next one within if it is none itself, and none so far out
+    that it is refused. An excluded one also moves from 2**53 on, where the library adds 1 and nothing changes."""
     inward = 1 if word in LOWER else -1
     if inward * bound > LAST:
         expected = f"at most {LAST}" if word in LOWER else f"at least {-LAST}"
         raise ValueError(f"{word} is {shown(bound)}, expected {expected}")
-    if not -LAST <= bound <= LAST:
+    if inward * bound < -LAST:
+        return -inward * LAST
+    if not abs(bound) >= 2**53:
         return bound
-    lost = word.startswith("exclusive") and abs(bound) >= 2**53
-    if inward * float(bound) > inward * bound or (float(bound) == bound and not lost):
-        return bound
-    return int(math.nextafter(float(bound), inward * math.inf))
+    near = float(bound)
+    if inward * near < inward * bound or (near == bound and word.startswith("exclusive")):
+        near = math.nextafter(near, inward * math.inf)
+    return int(near)
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, float]:
