@@ -89,6 +89,7 @@ def test_loss_with_a_stride_token_by_token(stride: int) -> None:
     # In fp64: a pass of all positions adds in another order than one of each, which in fp32 may cross a rounding edge.
     assert result.nats_per_token == pytest.approx(sum(nats) / len(nats), abs=1e-6)
     assert result.perplexity == pytest.approx(math.exp(result.nats_per_token))
+    assert type(result.nats_per_token) is type(result.bits_per_byte) is float  # not one of numpy's
     assert result.bits_per_byte == pytest.approx(result.nats_per_token / math.log(2) / 3)
 
 

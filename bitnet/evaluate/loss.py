@@ -197,7 +197,7 @@ def evaluate(
                 counted = (targets != dataset.IGNORED).sum(1)
                 sums += spread((-log_p).double().sum(1).tolist(), counted.tolist())
                 right += int(likeliest.sum())
-    *found, n_right = parallel.total([*sums, right])
+    *found, n_right = parallel.total([*sums.tolist(), right])
     if hidden:
         return Hidden(found[1] / found[2], n_right / found[2], int(found[2]))
     return Result.of(found, n, tokens.bytes_per_token)
