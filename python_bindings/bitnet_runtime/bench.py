@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from bitnet_runtime.sessions.session import Session
 SCATTERED = 0.9  # share of a file in huge pages below which `table` advises to read it into memory instead
 USUAL = 128  # tokens of a prompt, and of what follows it
 COMPUTED = lib.BN_REPEATED  # tokens of a depth that are computed; the rest are copies, see Session.repeat
+SPAN = 0.05  # seconds; what takes less is repeated, as the first time, after the limits were measured, caches are cold
 MOST_ROWS, PASSES = 8, 8  # rows in a pass, such as guesses and joint texts; passes measured for each number
 
 
@@ -116,13 +117,10 @@ def measure(
             session.repeat(depth)
         runs, memory = _Runs(), 0
         for _ in range(repeat):
-            session.rewind(depth)
-            runs.prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
-            session.rewind(depth)
-            session.feed(tokens[depth : depth + 1])
-            before = skipped_bytes(session)
-            runs.decode.append(gen / _seconds(lambda: _decode(session, gen)))
-            runs.skipped.append((skipped_bytes(session) - before) / gen)
+            runs.prefill.append(prompt / _prefill(session, depth, tokens[depth : depth + prompt]))
+            seconds, skipped = _decode(session, depth, tokens[depth], gen)
+            runs.decode.append(gen / seconds)
+            runs.skipped.append(skipped / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
             huge = machine.huge_share(path)
             runs.rows.append(_rows(model, session, depth, tokens[depth], gen))
@@ -211,9 +209,31 @@ def skipped_bytes(session: Session) -> int:
     return session._ask(lib.bn_session_skipped)
 
 
-def _decode(session: Session, n: int) -> None:
-    for _ in range(n):
-        session.step(session.sample(temperature=0))
+def _prefill(session: Session, depth: int, prompt: Sequence[int]) -> float:
+    """Seconds of a prompt."""
+    took: list[float] = []
+    while sum(took) < SPAN:
+        session.rewind(depth)
+        took.append(_seconds(lambda: session.feed(prompt)))
+    return statistics.median(took)
+
+
+def _decode(session: Session, depth: int, first: int, n: int) -> tuple[float, float]:
+    """Seconds of `n` tokens, and the bytes of weights that they did not need."""
+    took: list[float] = []
+    skipped: list[float] = []
+
+    def generate() -> None:
+        for _ in range(n):
+            session.step(session.sample(temperature=0))
+
+    while sum(took) < SPAN:
+        session.rewind(depth)
+        session.feed([first])
+        before = skipped_bytes(session)
+        took.append(_seconds(generate))
+        skipped.append(skipped_bytes(session) - before)
+    return statistics.median(took), statistics.median(skipped)
 
 
 def _rows(model: Model, session: Session, depth: int, first: int, gen: int) -> list[float]:

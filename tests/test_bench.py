@@ -1,14 +1,15 @@
-"""What the machine says of itself."""
+"""What `bitnet bench` measures; tests/test_cli_runtime.py runs it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bitnet_export import random_model
-from bitnet_runtime import Model, machine
+from bitnet_runtime import Model, bench, machine
 from packed_files import SMALL
 
 AREAS = """\
@@ -45,3 +46,20 @@ def test_share_of_a_mapped_model(tmp_path: Path) -> None:
         assert share is not None and 0 <= share <= 1
     with Model.load(file, mmap=False):
         assert machine.huge_share(file) is None
+
+
+def test_what_is_short_is_measured_with_warm_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those that the limits leave a small model is 3 to 25 times as slow."""
+    runs: list[float] = []
+
+    def slow_at_first(work: Callable[[], object]) -> float:
+        work()
+        runs.append(bench.SPAN / (100 if runs else 2))
+        return runs[-1]
+
+    monkeypatch.setattr(bench, "_seconds", slow_at_first)
+    random_model(SMALL, tmp_path / "m.bitnet", 0)
+    with Model.load(tmp_path / "m.bitnet") as model, model.session() as session:
+        assert bench._prefill(session, 0, [1, 2, 3]) == runs[-1] < runs[0] and len(runs) > 50
+        runs.clear()
+        assert bench._decode(session, 0, 1, 4) == (runs[-1], 0) and len(session.tokens) == 5
