@@ -82,3 +82,8 @@ def test_a_picture_in_strips_has_no_tiles() -> None:
     file = io.BytesIO()
     Image.new("L", (S, S), 77).save(file, "TIFF", compression="tiff_adobe_deflate")
     assert (Processor(S, channels=1).bytes(file.getvalue()) == 77).all()
+
+
+def test_a_text_that_begins_as_tiff_does_is_no_picture() -> None:
+    with pytest.raises(ImageError, match="it begins with b'II\\. The second p', expected a picture"):
+        Processor(S).bytes(b"II. The second part of it all")

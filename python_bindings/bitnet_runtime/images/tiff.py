@@ -19,12 +19,11 @@ def tile_size(file: BinaryIO) -> tuple[int, int] | None:
     """
     file.seek(0)
     begin = file.read(16)
-    if begin[:2] not in (b"II", b"MM"):
+    if begin[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return None
-    order = "<" if begin[:2] == b"II" else ">"
-    (magic,) = struct.unpack(order + "H", begin[2:4])
-    (at,) = struct.unpack(order + "Q", begin[8:]) if magic == 43 else struct.unpack(order + "I", begin[4:8])
-    counter, entry = (struct.Struct(order + form) for form in (("Q", "HHQ8s") if magic == 43 else ("H", "HHI4s")))
+    order, large = "<" if begin[:2] == b"II" else ">", b"+" in begin[:4]
+    (at,) = struct.unpack(order + "Q", begin[8:]) if large else struct.unpack(order + "I", begin[4:8])
+    counter, entry = (struct.Struct(order + form) for form in (("Q", "HHQ8s") if large else ("H", "HHI4s")))
     file.seek(at)
     (number,) = counter.unpack(file.read(counter.size))
     entries = file.read(entry.size * min(number, 0xFFFF))  # the decoder refuses more
