@@ -266,6 +266,7 @@ def count_handles() -> int:
     return sum(type(thing) is Handle for thing in gc.get_objects())
 
 
+@pytest.mark.usefixtures("quick_gc")
 @pytest.mark.parametrize("start", ["", "next", "for", "all"])
 def test_a_dropped_stream_frees_its_cache_at_once(model: Model, start: str) -> None:
     gc.collect()
@@ -288,6 +289,7 @@ def test_a_dropped_stream_frees_its_cache_at_once(model: Model, start: str) -> N
         gc.enable()
 
 
+@pytest.mark.usefixtures("quick_gc")
 def test_a_long_list_of_prompts_holds_few_sessions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     most, before, new_session = 0, count_handles(), Session._new
 

@@ -150,6 +150,7 @@ def test_a_child_chats_while_other_threads_do(tmp_path: Path) -> None:
             assert all(in_a_child(lambda: model.chat(hello)) == 0 for _ in range(30))
 
 
+@pytest.mark.usefixtures("quick_gc")
 def test_two_models_are_collected_by_any_thread(path: Path) -> None:
     """Finalizers of one model run within calls of the other, in both orders."""
     failed: list[BaseException] = []
@@ -178,6 +179,7 @@ def test_two_models_are_collected_by_any_thread(path: Path) -> None:
     assert failed == []
 
 
+@pytest.mark.usefixtures("quick_gc")
 def test_a_finalizer_of_the_same_garbage_may_still_call(path: Path) -> None:
     found: list[object] = []
 

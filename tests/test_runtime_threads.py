@@ -70,6 +70,7 @@ def test_a_session_keeps_its_model(path: Path) -> None:
     assert session.append([1]) is not None
 
 
+@pytest.mark.usefixtures("quick_gc")
 def test_collected_in_any_order(path: Path) -> None:
     for _ in range(20):
         model = Model.load(path, threads=1)
