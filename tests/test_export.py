@@ -86,11 +86,11 @@ def test_of_a_long_text_only_the_beginning_is_read(trained: Path, monkeypatch: p
             return getattr(words, name)
 
     words = checkpoint.words
-    whole, source = real_tokens(checkpoint, 50_000)
+    whole, _ = real_tokens(checkpoint, 50_000)
     monkeypatch.setattr(Checkpoint, "words", Counting())
-    ids, same = real_tokens(Checkpoint.open(trained), 1000)
-    assert ids.tolist() == whole[:1000].tolist() and (source, same) == ("validation text", "validation text")
-    assert max(read) < 1000 * LONG_TOKEN < 50_000
+    ids, _ = real_tokens(Checkpoint.open(trained), 300)
+    assert ids.tolist() == whole[:300].tolist()
+    assert max(read) <= 300 * LONG_TOKEN  # the files have ten times as many characters
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

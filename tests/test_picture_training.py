@@ -231,7 +231,7 @@ def test_refused_data(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[
     of_two = ({"images": [f"{i}.png", f"{i + 1}.png"], "prefix": "?", "suffix": "x"} for i in range(0, 20, 2))
     ask = ("--data", lines(tmp_path, "ask.jsonl", list(of_two)))
     for command, said in (
-        (TOWERS, "ask.jsonl, line 10: it has 2 images, and --objective contrastive"),
+        (TOWERS, ", line 10: it has 2 images, and --objective contrastive"),
         ((*DECODER, "--augment", "crop"), "--augment is of images, and the model sees none; leave it out"),
         ((*DECODER, "--vision", tmp_path / "none"), "none does not exist, expected a checkpoint"),
         ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.image_size=16"), "vision.image_size is 8 in "),

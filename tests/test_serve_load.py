@@ -247,7 +247,7 @@ def test_requests_sent_ahead_are_answered_in_their_order(slow: Serving) -> None:
 
 
 def test_an_empty_line_behind_the_last_request_ends_no_answer(slow: Serving) -> None:
-    asked = as_http(COMPLETE, {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True})
+    asked = as_http(COMPLETE, {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True})
     with connect(slow, asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)) as connection:
         until(connection, b"data: ")
         connection.sendall(b"\r\n")

@@ -69,8 +69,7 @@ def test_the_best_is_kept(task: Path, sentences: str, tmp_path: Path, monkeypatc
         return {"results": {"a": {"alias": "a", "ppl,none": 3.0, "acc,none": next(answers), "acc_stderr,none": 0.1}},
                 "higher_is_better": {"a": {"ppl": False, "acc": True}}}  # fmt: skip
 
-    for verb in ("train", "finetune"):
-        monkeypatch.setattr(f"bitnet_cli.verbs.{verb}.ask", how)
+    monkeypatch.setattr("bitnet_cli.verbs.train.ask", how)
     run = tmp_path / "run"
     command = ["--data", sentences, "--tasks", "a", "--tasks-every", "5", "--keep", "1", "--keep-best", "--out", run]
     assert bitnet("train", *TINY, "--eval-every", "20", *command) == 0

@@ -112,8 +112,8 @@ class Step(NamedTuple):
 class Batch(Closing):
     """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
 
-    Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
-    what it would be alone. One thread iterates. An error of a text is raised, and ends that one, which is `failed`
+    Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`, after which
+    pieces come that have been computed; a text is what it would be alone. One thread iterates. An error of a text is raised, and ends that one, which is `failed`
     then: the next iteration goes on with the others. Ctrl-C ends all that are being computed, as it does a stream.
     """
 
