@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -222,8 +221,9 @@ class ModelConfig:
         names = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in names:
-                near = difflib.get_close_matches(key, names, 1)
-                raise ValueError(f"unknown model option {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+                from bitnet_runtime.errors import did_you_mean  # loads the engine
+
+                raise ValueError(f"unknown model option {key!r}{did_you_mean(key, names)}")
         required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
         missing = [name for name in required if name not in values]
         if missing:

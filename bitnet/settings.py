@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -213,7 +212,9 @@ class Settings:
         types = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
         for name, value in values.items():
             if name not in types:
-                near = placed(name) or did_you_mean(name, list(types))
+                from bitnet_runtime.errors import did_you_mean  # loads the engine
+
+                near = placed(name) or did_you_mean(name, types)
                 raise ValueError(f"unknown training option {name!r}{near or '; docs/options.md lists them'}")
             if types[name] is float and type(value) is int:
                 continue
@@ -259,9 +260,3 @@ FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_d
 """How the defaults of `bitnet finetune` differ: gentler, so that the source is not forgotten."""
 
 CONTEXT = 1024  # default of finetuning: published models state what they support, not what fits into memory
-
-
-def did_you_mean(name: str, names: list[str]) -> str:
-    """A suggestion to end an error with; "" if no name is close."""
-    near = difflib.get_close_matches(name, names, 1)
-    return f", did you mean {near[0]!r}?" if near else ""

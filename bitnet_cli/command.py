@@ -46,7 +46,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
-            message += _did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
+            from bitnet_runtime.errors import did_you_mean
+
+            message += did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
         valued = re.fullmatch(r"argument (?:.*/)?(-+[\w-]+): expected one argument", message)
         if valued:
             message += f"; one that begins with - is given as {valued[1]}=VALUE"
@@ -60,7 +62,9 @@ class Parser(argparse.ArgumentParser):
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
         file = f"; the file of that name is ./{words[0]}" if os.path.exists(words[0]) else ""
-        self.error(f"unknown option {word!r}" + (file or self.elsewhere(word) or _did_you_mean(word, options)))
+        from bitnet_runtime.errors import did_you_mean
+
+        self.error(f"unknown option {word!r}" + (file or self.elsewhere(word) or did_you_mean(word, options)))
 
     def elsewhere(self, word: str) -> str:
         """Says where an option belongs that this verb lacks, or what it is called here."""
@@ -293,12 +297,3 @@ class _Version(argparse.Action):
             version = "(not installed)"
         print(f"bitnet-edge {version}")
         parser.exit()
-
-
-def _did_you_mean(word: str, words: list[str]) -> str:
-    """The suggestion at the end of an error; "" when nothing is near. Leading dashes do not count as likeness."""
-    from bitnet_runtime.errors import nearest
-
-    bare = {each.lstrip("-"): each for each in words}
-    near = nearest(word.lstrip("-"), bare)
-    return f", did you mean {bare[near]!r}?" if near else ""

@@ -13,8 +13,9 @@ from bitnet.config import BOOLEANS, WITHIN, ModelConfig
 from bitnet.data import tokenizer
 from bitnet.data.finding import absolute
 from bitnet.other_names import placed
-from bitnet.settings import ALTERNATIVES, SOURCES, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, SOURCES, Settings, flag_of
 from bitnet.setup import thinker
+from bitnet_runtime.errors import did_you_mean
 
 PATHS = (*SOURCES, "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be resumed from any folder."""

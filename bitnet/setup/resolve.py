@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.presets import PRESETS
-from bitnet.settings import PRESET_SETTINGS, SOURCES, TEXT, Settings, did_you_mean, flag_of
+from bitnet.settings import PRESET_SETTINGS, SOURCES, TEXT, Settings, flag_of
 from bitnet.setup import adapters
 from bitnet.setup.given import PATHS, VISION, Given, kept_path, options_of, over
 from bitnet.train.state import State
+from bitnet_runtime.errors import did_you_mean
 
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
@@ -66,7 +67,7 @@ def resolve(
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
         raise ValueError(
-            f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, [*PRESETS])
+            f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, PRESETS)
         )
     return _together(PRESET_SETTINGS.get(preset, {}), PRESETS[preset], train, overrides, tower)
 

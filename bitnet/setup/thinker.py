@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bitnet.settings import did_you_mean
+from bitnet_runtime.errors import did_you_mean
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 5000, "n_layers": 4, "d_model": 256, "n_heads": 4, "d_ff": 1024, "dropout": 0.1,
@@ -37,7 +37,7 @@ def parse(text: str, path: str) -> dict[str, Any]:
         )
     for key, value in said.items():
         if key not in DEFAULTS:
-            near = did_you_mean(key, [*DEFAULTS]) or f", expected some of {', '.join(DEFAULTS)}"
+            near = did_you_mean(key, DEFAULTS) or f", expected some of {', '.join(DEFAULTS)}"
             raise ValueError(f"{path}: unknown key {key!r}{near}")
         wanted = type(DEFAULTS[key])
         if type(value) is not wanted and not (wanted is float and type(value) is int):

@@ -238,6 +238,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The suggestion at the end of an error; "" when nothing is near. Leading dashes do not count as likeness."""
+    bare = {name.lstrip("-"): name for name in known}
+    near = nearest(word.lstrip("-"), bare)
+    return f", did you mean {bare[near]!r}?" if near else ""
+
+
 def shown(value: object, most: int = 100) -> str:
     """A value as a message shows it: short, and never an error of its own."""
     try:
