@@ -151,7 +151,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
         optimizers.build(model, settings), state,
     )  # fmt: skip
     with without_replay() if case.mode == "compiled" else contextlib.nullcontext():
-        loop.loop(run, Clock(seen))
+        loop.loop(run, Clock(seen), None)
     if case.mode == "replayed" and not run.replay:
         raise RuntimeError("the passes were not replayed")
     return run

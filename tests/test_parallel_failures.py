@@ -73,7 +73,7 @@ def test_a_process_that_is_stopped_needs_no_run_folder(tmp_path: Path, monkeypat
     monkeypatch.setattr(parallel, "is_first", lambda: False)
     monkeypatch.setattr(loop, "loop", lambda *_: signal.SIGTERM)
     run = SimpleNamespace(state={"step": 1}, folder=tmp_path / "not here", open_log=runlog.Silent, now=dict)
-    assert loop.carry_out(cast(Run, run)) == loop.Outcome(signal.SIGTERM)
+    assert loop.carry_out(cast(Run, run), None) == loop.Outcome(signal.SIGTERM)
 
 
 def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:

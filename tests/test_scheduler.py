@@ -32,7 +32,7 @@ class Named(Task):
 def order(requests: list[tuple[str, str]]) -> list[str]:
     """The order in which tasks begin at two places that become free in turn. requests: client, and names of tasks."""
     begun: list[str] = []
-    scheduler = Scheduler(places=2)
+    scheduler = Scheduler(places=2, queue=64, name="")
     gate = Named("gate", begun)
     scheduler.submit([gate])
     wait(lambda: begun == ["gate"])

@@ -18,7 +18,7 @@ from bitnet_serve.turns import Turns
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    made = Scheduler(places=4, queue=6)
+    made = Scheduler(places=4, queue=6, name="")
     yield made
     made.close()
 

@@ -53,7 +53,7 @@ class Outcome:
     validation: objectives.Result | None = None
 
 
-def carry_out(run: Run, how: tasks.Ask | None = None) -> Outcome:
+def carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
     """Train until the budget is spent or a signal arrives. how: evaluates tasks."""
     try:
         return _carry_out(run, how)
@@ -96,7 +96,7 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
     return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
 
 
-def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
+def loop(run: Run, log: runlog.Log, how: tasks.Ask | None) -> int:
     """Steps, evaluations and checkpoints until the budget is spent. Returns the signal that stopped it, or 0."""
     settings, state = run.settings, run.state
     started = time.monotonic() - state["seconds"]

@@ -34,7 +34,7 @@ class Log:
     board: receives the same numbers.
     """
 
-    def __init__(self, file: Path, step: int, board: Board | None = None) -> None:
+    def __init__(self, file: Path, step: int, board: Board | None) -> None:
         self._board = board
         records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         self.records = [_brief(r) for r in records]

@@ -94,7 +94,7 @@ def write_sections(
     front: dict[int, bytes],
     *,
     base: Base | None = None,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], None] | None,
 ) -> None:
     """`write_packed` with given sections before DATA, by kind; TENSORS is generated here."""
     with replacing(Path(path)) as temporary:

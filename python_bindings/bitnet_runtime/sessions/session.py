@@ -38,7 +38,7 @@ class Session(SessionInput):
     def _new(
         cls,
         model: ModelFacts,
-        n_ctx: int | None = None,
+        n_ctx: int | None,
         kv_type: str | None = None,
         adapter: str | None = None,
         draft: bool = True,

@@ -43,7 +43,7 @@ class OverloadedError(Exception):
 class Scheduler:
     """Runs tasks of one model. `places`: tasks that run at a time; `queue`: requests that may wait."""
 
-    def __init__(self, places: int = 16, queue: int = 64, name: str = "") -> None:
+    def __init__(self, places: int, queue: int, name: str) -> None:
         self._places, self._most_requests = places, places + queue
         self._wake = threading.Condition()
         self._queue: deque[Task] = deque()
