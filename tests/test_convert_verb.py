@@ -236,8 +236,8 @@ def test_a_signal_leaves_nothing(
     assert sorted(os.listdir(own.parent)) == before
 
 
-@pytest.mark.parametrize("to", ["hf", "onnx"])
-def test_a_folder_is_on_disk_before_it_has_its_name(own: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+@pytest.mark.parametrize("to", ["hf", "onnx", "gguf"])
+def test_all_is_on_disk_before_it_has_its_name(own: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     out, done = own.with_name("out"), []
     fsync, replace = os.fsync, os.replace
 
@@ -246,7 +246,7 @@ def test_a_folder_is_on_disk_before_it_has_its_name(own: Path, monkeypatch: pyte
         fsync(file)
 
     def renamed(source: Path, target: Path) -> None:
-        assert {str(source), *(str(file) for file in source.iterdir())} <= set(done)
+        assert {str(source), *(str(file) for file in source.rglob("*"))} <= set(done)
         assert str(target.parent) not in done
         done.append("renamed")
         replace(source, target)

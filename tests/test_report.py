@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -204,10 +205,11 @@ def test_what_cannot_be_written_is_not_drawn(
     before = set(run.iterdir())
     with monkeypatch.context() as patch:
         patch.setattr("bitnet.report.page.summary", lambda *_: pytest.fail("begun to draw"))
-        for out, reason in (("/proc/r.html", "No such file or directory"), (run / "page.html", "Is a directory")):
+        taken = f"{run / 'page.html'} is a directory, expected the name of a file to write"
+        for out, reason in (("/proc/r.html", "No such file or directory"), (run / "page.html", taken)):
             assert report(run, "--out", out) == 1
             assert capsys.readouterr().err == f"bitnet: error: {out} cannot be written: {reason}; name another --out\n"
-    monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
     assert report(run, "--tokens", "0") == 1
     assert "report.html cannot be written: No space left on device; name another" in capsys.readouterr().err
     assert set(run.iterdir()) == before

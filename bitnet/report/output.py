@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
-import os
-import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from bitnet_runtime.sessions.saved import replace, writable
 
 LARGEST = 200_000_000  # most ternary weights of a model that is run here in PyTorch, without the engine
 
@@ -29,21 +28,11 @@ def check_out(out: Path) -> None:
 
 def put(out: Path, page: Callable[[], bytes]) -> None:
     """Write the result of `page`, completely or not at all; a link stays one. Raises ReportError."""
-    place = Path(os.path.realpath(out))
-    partial = place.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        with _writing(out):  # checked before the page is drawn, which takes a while
-            partial.touch()
-            partial.unlink()  # so that nothing stays if it is stopped meanwhile
-            if out.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        made = page()
-        with _writing(out):
-            partial.write_bytes(made)
-            partial.rename(place)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    with _writing(out):
+        writable(out)  # before the page is drawn, which takes a while
+    made = page()
+    with _writing(out):
+        replace(out, made)
 
 
 @contextlib.contextmanager
@@ -51,7 +40,7 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReportError(f"{out} cannot be written: {error.strerror}; name another --out") from error
+        raise ReportError(f"{out} cannot be written: {error.strerror or error}; name another --out") from error
 
 
 def printable(text: str) -> str:

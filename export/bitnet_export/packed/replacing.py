@@ -20,7 +20,7 @@ _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errn
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `path`, renamed to it on success, removed on any failure.
+    """A temporary path in the folder of `path`, on disk before it gets that name, removed on any failure.
 
     A link stays one, and who may read an older file may read the new one, as with sessions.
     """
@@ -28,6 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     check_place(path)
     with renaming(path) as temporary:
         yield temporary
+        flush(temporary)
         if path.exists():
             shutil.copymode(path, temporary)
 

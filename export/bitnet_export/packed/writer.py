@@ -100,8 +100,6 @@ def write_sections(
     with replacing(Path(path)) as temporary:
         with open(temporary, "xb", buffering=BLOCK) as file:
             _write(file, stacks, source, front, base)
-            file.flush()
-            os.fsync(file.fileno())
         if check:
             check(temporary)
 

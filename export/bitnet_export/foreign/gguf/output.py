@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -53,8 +52,6 @@ def write_file(path: Path, metadata: Mapping[str, Value], entries: list[Entry], 
                 file.write(np.ascontiguousarray(part).data)
             assert file.tell() - begin == entry.size, entry.name
         file.write(bytes(-file.tell() % _ALIGN))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _string(text: str) -> bytes:
