@@ -42,10 +42,9 @@ class Detokenizer(Protocol):
 
 def begun(ids: list[int], start: int | None) -> list[int]:
     """Tokens with the start token before them exactly once, even if a tokenizer has already added it."""
-    if start is None:
-        return ids
-    written = ids[:2].count(start) if ids[:1] == [start] else 0
-    return [start] * (1 - written) + ids[max(written - 1, 0) :]
+    if start is not None and ids[:1] != [start]:
+        return [start, *ids]
+    return ids[1:] if ids[:2] == [start, start] else ids
 
 
 class Tokenizer:
