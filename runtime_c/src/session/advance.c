@@ -227,20 +227,16 @@ static void end_piece(pass *p, item *i) {
     entry->n_chosen = entry->most > 0 && !entry->status;
 }
 
-/* Record the outcome of the draft's guesses. */
-static void learn(const pass *p, const item *i, int32_t start) {
+/* Verify, and record the outcome of the draft's guesses. */
+static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
     bn_session *s = i->entry->session;
-    const int32_t accepted = s->position - start - 1;
+    const int32_t before = s->position - i->n;
+    verify(p, i, w);
+    const int32_t accepted = s->position - before;
     bn_draft_settle(&s->draft_stats, &s->model->timings, p->base_rows, p->budget.rows, i->own.n,
                     accepted);
     for (int32_t g = 0; g < i->own.n && g <= accepted; g++)
         bn_draft_note(&s->draft_stats, (double)i->own.confidences[g], g < accepted);
-}
-
-static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
-    const int32_t start = i->entry->session->position - 1 - i->n;
-    verify(p, i, w);
-    learn(p, i, start);
 }
 
 /* Verify texts with scores, each on one thread: with a large vocabulary, choosing takes as long as
