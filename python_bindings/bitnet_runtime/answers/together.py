@@ -113,8 +113,9 @@ class Batch(Closing):
     """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
 
     Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`, after which
-    pieces come that have been computed; a text is what it would be alone. One thread iterates. An error of a text is raised, and ends that one, which is `failed`
-    then: the next iteration goes on with the others. Ctrl-C ends all that are being computed, as it does a stream.
+    pieces come that have been computed; a text is what it would be alone. One thread iterates. An error of a text is
+    raised, and ends that one, which is `failed` then: the next iteration goes on with the others. Ctrl-C ends all that
+    are being computed, as it does a stream.
     """
 
     def __init__(self, make: Callable[..., Stream], most: int = IN_FLIGHT) -> None:
