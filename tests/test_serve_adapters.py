@@ -120,3 +120,15 @@ def test_the_commands(files: tuple[Path, list[Path]], tmp_path: Path, capsys: py
     assert "none of those that the model was loaded with" in capsys.readouterr().err
     assert bitnet_cli.main(["serve", str(model), str(cats), "--adapter", f"x={cats}", "--port", "0"]) in (1, 2)
     assert "--adapter x=" in capsys.readouterr().err
+
+
+def test_no_name_is_of_an_adapter_and_of_a_model(
+    files: tuple[Path, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (cats, _) = files
+    monkeypatch.setattr(Serving, "run", lambda _: False)
+    other = shutil.copy(model, tmp_path / f"{NAMES[1]}.bitnet")
+    words = ["serve", str(model), str(other), "--port", "0", "--adapter"]
+    assert bitnet_cli.main([*words, f"{NAMES[0]}:dogs={cats}"]) == 0
+    assert bitnet_cli.main([*words, f"{NAMES[1]}={cats}"]) == 1
+    assert f"the adapter cats of {NAMES[0]} would be {NAMES[1]}, as a model is" in capsys.readouterr().err
