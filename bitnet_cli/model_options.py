@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet_cli.arguments import at_least
+from bitnet_cli.arguments import Once, at_least
 from bitnet_cli.signals import at_once
 from bitnet_cli.texts import read_text, typed
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
@@ -67,7 +67,7 @@ def _tier(name: str) -> str:
 
 
 def add_adapter(parser: argparse.ArgumentParser, help: str = "an adapter of the model (docs/adapters.md)") -> None:
-    parser.add_argument("--adapter", type=Path, metavar="FILE", help=help)
+    parser.add_argument("--adapter", action=Once, type=Path, metavar="FILE", help=help)
 
 
 def add_template(parser: argparse.ArgumentParser) -> None:

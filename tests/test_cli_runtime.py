@@ -128,6 +128,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
         (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
         (("generate", "{}/script", "-p", "x", "-p", "y"), 2, "-p is given twice, expected once"),
+        (("generate", "{}/script", "-p", "x", "--adapter", "a", "--adapter", "b"), 2, "--adapter is given twice"),
         (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number or -inf"),
         (("generate", "{}/script", "-t", "0"), 2, "expected an integer from 1 to 256"),
         (("generate", "{}/none", "-p", "x"), 1, "expected a packed file, as `bitnet export` makes of a run"),
