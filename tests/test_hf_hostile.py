@@ -45,6 +45,10 @@ def test_no_config(tmp_path):
     refused(refused_here, "no config.json")
     (refused_here / "config.json").write_text("{}")
     refused(refused_here, "an empty config.json")
+    (refused_here / "b.gguf").touch()
+    refused(refused_here, r"holds b\.gguf, expected a Hugging Face folder; `bitnet convert .*b\.gguf OUT` reads")
+    (refused_here / "a.gguf").touch()
+    refused(refused_here, r"holds a\.gguf and 1 more")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
             f"{path} is an adapter of PEFT, expected a whole model; merge_and_unload puts it into one of floats, and "
             "save_pretrained writes that. Adapters of ternary models are made by `bitnet finetune --lora`"
         )
+    if not (values and weights) and not floats and (others := sorted(path.glob("*.gguf"))):
+        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise SourceError(
+            f"{path} holds {others[0].name}{rest}, expected a Hugging Face folder; `bitnet convert {others[0]} OUT` "
+            "reads that file"
+        )
     if not values:
         found = "an empty config.json" if folder.find("config.json") else "no config.json"
         raise SourceError(f"{path} has {found}; expected a Hugging Face folder")
