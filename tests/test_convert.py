@@ -70,6 +70,18 @@ def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [tmp_path / "m.bitnet"]
 
 
+def test_each_layer_that_is_compared_is_told(tmp_path: Path) -> None:
+    """Of a large model it takes minutes."""
+    random_model(ODD, tmp_path / "a", 5)
+    source, steps = source_of(tmp_path / "a"), []
+    pack_source(
+        source, tmp_path / "b", check=lambda file: verify_source(source, file, tokens=64, progress=steps.append)
+    )
+    told = [step for step in dict.fromkeys(steps) if "the reference, layer" in step]
+    n = ODD.n_layers
+    assert n > 1 and told == [f"comparing with the source: the reference, layer {i + 1} of {n}" for i in range(n)]
+
+
 def test_ternary_tables_are_of_two_bits_whatever_the_layers_are(tmp_path: Path) -> None:
     random_model(ODD.replace(head_format="ternary"), tmp_path / "m.bitnet", 5)
     pack_source(source_of(tmp_path / "m.bitnet"), tmp_path / "out.bitnet", encoding="1.6")

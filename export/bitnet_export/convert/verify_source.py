@@ -30,7 +30,7 @@ from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationErro
 from bitnet_export.foreign.source import Progress, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import ROLE, Key
+from bitnet_export.packed.records import NONE, ROLE, Key
 
 from .reference import Pass, Seen, hidden_states, logits
 from .vectors import leaving
@@ -58,7 +58,7 @@ def verify_source(
     from bitnet_runtime import Model, NumericError
 
     file = PackedFile.open(path)
-    config, weights = file.configs[0], _Weights(file)
+    config, weights = file.configs[0], _Weights(file, progress)
     texts, origin = _asked(source, config, max(tokens, SHORT))
     images = images_of(file.configs[1], IMAGES) if len(file.configs) > 1 else None
     passes = _passes(texts, texts[1:], config.head_format, linears)
@@ -74,7 +74,6 @@ def verify_source(
         raise VerificationError(
             "the model computes numbers that are not finite: some of its weights are far too large, or damaged"
         ) from None
-    progress("comparing with the source: the reference, layer by layer")
     with torch.inference_mode():
         sight, shown = ([], None) if images is None else _see(source, images, texts, linears, weights.compare)
         states = hidden_states(source, passes, weights.compare, shown=shown)
@@ -144,12 +143,15 @@ def _stored_floats(file: PackedFile) -> str:
 
 
 class _Weights:
-    """Compares the source's tensors as the reference loads them, and counts equal ones."""
+    """Compares the source's tensors as the reference loads them, and counts equal ones. Tells the layer."""
 
-    def __init__(self, file: PackedFile) -> None:
-        self.file, self.tensors, self.ternary = file, 0, 0
+    def __init__(self, file: PackedFile, progress: Progress) -> None:
+        self.file, self.progress, self.tensors, self.ternary = file, progress, 0, 0
 
     def compare(self, key: Key, tensor: Stored) -> None:
+        if key.layer != NONE:
+            layers = self.file.configs[key.stack].n_layers
+            self.progress(f"comparing with the source: the reference, layer {key.layer + 1} of {layers}")
         record = self.file.tensors[key]
         pairs: list[tuple[str, NDArray[Any], NDArray[Any]]]
         if isinstance(tensor, Ternary):
