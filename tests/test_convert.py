@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_cli import main
 from bitnet_export import PackedFile, VerificationError, random_model
-from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.convert.verify_source import verify_source
 from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_export.foreign.hf.write import write_folder
@@ -68,6 +68,17 @@ def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) ->
     with pytest.raises(SourceError, match=r"up\.weight cannot be stored as TERNARY_2BIT_ROWS with group scale"):
         pack_source(source, out, sparse=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "m.bitnet"]
+
+
+def test_lines_where_nothing_is_zero_are_refused(tmp_path: Path) -> None:
+    for activation in ("silu", "relu2"):
+        random_model(ODD.replace(dim=64, head_dim=32, n_heads=2, activation=activation), tmp_path / "m.bitnet", 5)
+        write_folder(tmp_path / "m.bitnet", tmp_path / activation)
+    with pytest.raises(ValueError, match=r"sparse leaves out what relu² makes 0, and .*silu has activation = 'silu'"):
+        convert(tmp_path / "silu", tmp_path / "out.bitnet", sparse=True)
+    assert not (tmp_path / "out.bitnet").exists()
+    convert(tmp_path / "relu2", tmp_path / "out.bitnet", sparse=True, tokens=64)
+    assert PackedFile.open(tmp_path / "out.bitnet").sparse
 
 
 def test_each_layer_that_is_compared_is_told(tmp_path: Path) -> None:

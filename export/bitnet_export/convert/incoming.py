@@ -94,7 +94,7 @@ def convert(
     reads only those that are not multiplied by 0; for FFNs with relu². tokens: how many are scored
     by engine and reference.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
-    VerificationError; ValueError: it has no lines to be sparse; OSError.
+    VerificationError; ValueError: sparse is not for it; OSError.
     """
     from .verify_source import verify_source
 
@@ -111,6 +111,11 @@ def convert(
         if sparse and not set(encodings.LINES) <= set(model.config.ternary):
             raise ValueError(
                 f"sparse stores ternary `up` and `down` by lines, those of {source} are floats; leave it out"
+            )
+        if sparse and model.config.activation not in ("relu2", "relu"):
+            raise ValueError(
+                f"sparse leaves out what relu² makes 0, and {source} has activation = {model.config.activation!r}; "
+                "leave the option out"
             )
         pack_source(
             model, out, encoding=encoding, head=head, linears=linears, sparse=sparse, check=check, progress=progress
