@@ -210,6 +210,15 @@ def test_images_take_the_type_of_the_cache(tmp_path: Path) -> None:
     assert 0 < off.max() < np.abs(found["f32"]).max() / 254 and off.mean() < np.abs(found["f32"]).mean() / 254
 
 
+def test_good_pixels_are_not_blamed(tmp_path: Path) -> None:
+    random_model(VISION.replace(pixel_std=(1e-38, 0.5, 0.5)), tmp_path / "m.bitnet")
+    with (
+        Model.load(tmp_path / "m.bitnet") as engine,
+        pytest.raises(NumericError, match=r"not finite; its pixels are from 0 to 1, so the fault is in m\.bitnet: "),
+    ):
+        vision.encode(engine, pictures(1, VISION))
+
+
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     _, path = made(VISION, tmp_path)
     good = pictures(2, VISION)

@@ -75,10 +75,11 @@ def _computed(
         if status == lib.BN_ERR_CANCELLED:
             asking._go_on()
         if status == lib.BN_ERR_NUMERIC:
-            raise NumericError(
-                f"the vectors of an image are not finite; its pixels are from {given.min()} to {given.max()}, "
-                "expected 0 to 1"
-            )
+            low, high = given.min(), given.max()
+            found = f"{low} to {high}, expected 0 to 1"
+            if low >= 0 and high <= 1:
+                found = f"0 to 1, so the fault is in {model.path.name}: its weights, pixel_mean or pixel_std"
+            raise NumericError(f"the vectors of an image are not finite; its pixels are from {found}")
         check(status)
     return out
 
