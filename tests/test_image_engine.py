@@ -242,6 +242,8 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
         for far in (vision.encode, vision.embed):
             with pytest.raises(NumericError, match=r"^the vectors of an image are not finite; its pixels are from 3"):
                 far(engine, np.full((1, 3, 14, 14), 3e38, np.float32))
+        huge = engine.image._replace(image_size=4096, patch_size=4096, n_tokens=1)
+        assert (vision.at_once(engine.image), vision.at_once(huge)) == (56, 1)
         for call in (
             engine.session,
             lambda: engine.generate([1]),

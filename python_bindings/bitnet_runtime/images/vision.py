@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS = 512  # vectors that are computed in one call
+PIXELS = 64 << 20  # bytes of the pixels that they are made of: a file may name large images of one vector each
 
 
 class Asking(Protocol):
@@ -52,7 +53,8 @@ def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.fl
 
 def at_once(seen: ImageInfo) -> int:
     """Images that are computed in one call."""
-    return max(1, ROWS // seen.n_tokens)
+    nbytes = 4 * seen.channels * seen.image_size**2
+    return max(1, min(ROWS // seen.n_tokens, PIXELS // nbytes))
 
 
 def _computed(
