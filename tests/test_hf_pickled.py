@@ -117,6 +117,9 @@ def test_a_shard_of_the_old_form_that_is_missing_or_runs_code(tmp_path: Path) ->
     shard.unlink()
     with pytest.raises(SourceError, match=r"pytorch_model-1.bin is missing, pytorch_model.bin.index.json names it"):
         convert(tmp_path / "model", tmp_path / "m.bitnet")
+    shard.write_bytes(b"")
+    with pytest.raises(SourceError, match=r"pytorch_model-1.bin is no checkpoint .* wrote: it ends too soon$"):
+        convert(tmp_path / "model", tmp_path / "m.bitnet")
     torch.save({"x": Path("anything but a tensor")}, shard)
     with pytest.raises(SourceError, match=r"pytorch_model-1.bin is no checkpoint of tensors alone"):
         convert(tmp_path / "model", tmp_path / "m.bitnet")

@@ -73,8 +73,8 @@ def _load(path: Path, what: str, device: str) -> dict[Any, Any]:
             state = torch.load(path, map_location=device, weights_only=True)  # not mapped, as content.py says
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError,
             OSError, OverflowError, MemoryError, AssertionError) as error:  # fmt: skip
-        first = str(error).split("\n", 1)[0]
-        why = "" if first.startswith("Weights only") else f": {first:.160}"  # it goes on for programmers
+        first = "it ends too soon" if isinstance(error, EOFError) else str(error).split("\n", 1)[0]
+        why = "" if not first or first.startswith("Weights only") else f": {first:.160}"  # it goes on for programmers
         raise SourceError(f"{what} is no checkpoint of tensors alone that torch.save wrote{why}") from None
     if not isinstance(state, dict):
         raise SourceError(f"{what} holds a {type(state).__name__}, expected a dictionary of tensors")
