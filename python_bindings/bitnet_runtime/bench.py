@@ -72,7 +72,7 @@ def table(found: dict[str, Any]) -> str:
     skipped = decode["skipped_bytes_per_token"]
     left_out = f" ({skipped / 1e6:.1f} MB left out)" if skipped else ""
     copied = f" (all but {COMPUTED} of them copies)" if decode["depth"] > COMPUTED else ""
-    huge, large = found["huge_share"], model["file_mb"] * 1e6 > machine.buffer_bytes() / 4
+    huge, large = found["huge_share"], model["file_mb"] * 1e6 > machine.buffer_bytes() / 4  # no cache holds it
     pages = []
     if large and huge is not None and huge < SCATTERED:
         pages = [f"pages    {huge:.0%} of the file in huge pages, which are read faster; --no-mmap puts all there"]
@@ -122,7 +122,6 @@ def measure(
             runs.decode.append(gen / seconds)
             runs.skipped.append(skipped / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
-            huge = machine.huge_share(path)
             runs.rows.append(_rows(model, session, depth, tokens[depth], gen))
             runs.bandwidth.append(machine.read_bandwidth(model.threads))
             runs.int8_peak.append(machine.int8_peak(model.isa, model.threads))
@@ -133,7 +132,7 @@ def measure(
             "load_unverified_ms": 1e3 * unverified,
             "peak_rss_mb": memory / 1e6,
             "session_mb": session.nbytes / 1e6,
-            "huge_share": huge,
+            "huge_share": machine.huge_share(path),
         }
         return of_load | runs.figures(model, added, prompt, gen, depth)
 
