@@ -41,7 +41,6 @@ def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return calls
 
 
-@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])
 def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> None:
     """The quick form; a second start finds every run made. more: runs besides the rows, for the token ids and for

@@ -27,7 +27,6 @@ from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, pixels, prompt, seede
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 FLOATS: dict[str, Any] = {"ternary": (), "head_format": "f32"}
 

@@ -20,7 +20,6 @@ from bitnet.train.checkpoint import Checkpoint
 from test_distill import SHAPE
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 FAST = ["--threads", "1", "--steps", "8", "--batch", "4", "--context", "24", "--save-every", "4", "--eval-every", "8"]
 RELATIONS = ["--distill", "0.3", "--distill-relations", "0.2", "--distill-layer", "1"]

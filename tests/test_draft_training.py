@@ -19,7 +19,6 @@ from training import bitnet as run
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 SMALL = [*TINY, "--lr", "0.02"]
 

@@ -156,7 +156,6 @@ def test_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_runs_of_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def here(words: list[str]) -> Any:
         capsys.readouterr()

@@ -31,7 +31,6 @@ from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 FILE = """
 [sources.animals]

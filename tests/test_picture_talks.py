@@ -24,7 +24,6 @@ from vision_models import CAUSAL, PALIGEMMA, seeded
 
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 WORDS = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
 WORDS.encode_special_tokens = True

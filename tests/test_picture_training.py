@@ -22,6 +22,7 @@ from picture_data import DECODER, TINY, TOWERS, captions, halves, lines, questio
 from training import bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.plots  # whichever test asks for a run first makes it
 
 STEPS = ("--steps", "80", "--validation", "0.2")
 Runs = dict[str, tuple[Path, Path]]

@@ -103,6 +103,7 @@ def test_records_of_any_content_give_a_page(alone: bool, run: Path) -> None:
     assert page(run).count("<figure>") == len(PANELS)
 
 
+@pytest.mark.plots
 @pytest.mark.parametrize("record", STRANGE)
 def test_records_of_any_content_can_be_drawn(record: dict[str, Any], run: Path) -> None:
     from matplotlib.figure import Figure

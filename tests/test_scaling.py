@@ -191,7 +191,6 @@ def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch:
     assert begun == ["1m@20-full-lr0.008-seed0", "1m@5-full-lr0.008-seed0", "1m@5-ternary-lr0.008-seed0"]
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_the_study(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick form, in this process; a second start finds every run, also if only outcomes are left."""
     begun: list[list[str]] = []

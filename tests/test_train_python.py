@@ -226,6 +226,7 @@ def test_a_run_leaves_the_generators_as_they_were(sentences: str, tmp_path: Path
     assert torch.equal(torch.rand(4), expected)
 
 
+@pytest.mark.plots
 def test_a_run_leaves_threads_and_plots_as_they_were(sentences: str, tmp_path: Path) -> None:
     import matplotlib
 
