@@ -55,6 +55,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def no_spinning() -> Iterator[None]:
+    """Threads of onnxruntime sleep while they wait: by default they keep the CPUs from other tests, half the time."""
+    import onnxruntime
+
+    class Patient(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", Patient)
+        yield
+
+
 @pytest.fixture(scope="session")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of made-up sentences: enough structure to learn something in 20 steps."""

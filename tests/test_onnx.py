@@ -29,6 +29,8 @@ from bitnet_export.packed.writer import Encoded, write_packed
 from onnx_reference import Reference, worst_of_rows
 from runtime_models import TEMPLATE, byte_tokenizer
 
+pytestmark = pytest.mark.usefixtures("no_spinning")
+
 BITNET = ModelConfig(  # 2B4T in small; no width a multiple of 16, 127 or 128
     vocab_size=301, dim=130, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=34, ffn_dim=259, max_context=96,
 )  # fmt: skip

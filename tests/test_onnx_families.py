@@ -21,6 +21,8 @@ from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from onnx_reference import Reference, worst_of_rows
 
+pytestmark = pytest.mark.usefixtures("no_spinning")
+
 SMALL = ModelConfig(  # no width a multiple of 16, 127 or 128
     vocab_size=211, dim=86, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=22, ffn_dim=149, max_context=64,
     sub_norm=False,

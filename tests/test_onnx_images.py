@@ -27,6 +27,7 @@ from test_export_images import checkpoint_of
 from vision_models import CAUSAL, FAMILIES, PALIGEMMA, TOWERS, VISION, prompt
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("no_spinning")
 
 MODELS = FAMILIES | {
     "alone": VISION.replace(pooling="mean", out_dim=30, patch_size=3),
