@@ -255,7 +255,9 @@ def test_windows_forget(pairs: Callable[[str, str], Pair], tmp_path: Path) -> No
         assert result.tokens[0] == fresh.sample(temperature=0)
     _, plain = pairs("plain", "causal")
     with Model.load(plain) as model, model.session() as session:
-        assert model.kv_bytes(100) == 100 * model.kv_bytes_per_token > 0
+        assert model.kv_bytes(100) == 100 * model.kv_bytes_per_token > 0 == model.kv_bytes(0)
+        with pytest.raises(InvalidParameterError, match="n_tokens is -3, expected an integer from 0"):
+            model.kv_bytes(-3)
         session.append(text)
         assert session.rewind_least == 0
 

@@ -126,6 +126,7 @@ class ModelShape(Unique):
 
     def kv_bytes(self, n_tokens: int) -> int:
         """Bytes of cache that the last of `n_tokens` tokens reads; layers with a window read only their window."""
+        n_tokens = whole("n_tokens", n_tokens, 0, 2**31 - 1)
         return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)
 
     @property
