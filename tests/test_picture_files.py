@@ -179,4 +179,6 @@ def test_a_picture_of_another_format_with_a_caption_is_not_passed_over(tmp_path:
     ):
         list(picture_files.read([str(tmp_path)]))
     (tmp_path / "1.heic").unlink()
-    assert [record.suffix for record in picture_files.read([str(tmp_path)])] == ["a ring"]
+    said: list[str] = []
+    assert [record.suffix for record in picture_files.read([str(tmp_path)], said.append)] == ["a ring"]
+    assert said == [f"{tmp_path}: 2 .txt without a picture beside it, left out; the first is 1.txt"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,15 +69,18 @@ def _together(places: Sequence[str]) -> str:
     return ", ".join(", ".join([file, *of]) for file, of in lines.items())
 
 
-def read(sources: Sequence[str]) -> Iterator[Record]:
-    """The records of files, folders and globs. Raises DataError naming file and line."""
+def read(sources: Sequence[str], say: Callable[[str], object] = lambda _: None) -> Iterator[Record]:
+    """The records of files, folders and globs. Raises DataError naming file and line.
+
+    say: is told of texts in a folder that have no picture.
+    """
     if not sources:
         raise DataError("a model that looks at images learns from records of images and texts; name them with --data")
     for path in itertools.chain.from_iterable(map(_named, sources)):
         if path.is_dir():
             files = sorted(itertools.chain.from_iterable(walk(path)))
             tables = [file for file in files if kind_of(file) in RECORDS and file.name != LOG]
-            yield from _files(tables) if tables else _beside_texts(path, files)
+            yield from _files(tables) if tables else _beside_texts(path, files, say)
         elif kind_of(path) in RECORDS:
             yield from _files([path])
         else:
@@ -122,7 +125,7 @@ def _filled(file: Path) -> Iterator[tuple[Any, str]]:
     return (({name: cell for name, cell in row.items() if cell}, where) for row, where in rows_of(file))
 
 
-def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:
+def _beside_texts(folder: Path, files: Sequence[Path], say: Callable[[str], object]) -> Iterator[Record]:
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
     if not pictures:
         raise DataError(f"{folder} holds no .jsonl file, no .csv file and no picture ({', '.join(SUFFIXES)})")
@@ -131,6 +134,8 @@ def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:
         other = file.suffix.lower() not in (*SUFFIXES, ".txt") and file.with_suffix("") not in captioned
         if other and file.with_suffix(".txt") in there:
             raise DataError(f"{file} has a text beside it, expected one of {', '.join(SUFFIXES)}; convert or remove it")
+    if alone := [file for file in files if file.suffix == ".txt" and file.with_suffix("") not in captioned]:
+        say(f"{folder}: {len(alone):,} .txt without a picture beside it, left out; the first is {alone[0].name}")
     for picture in pictures:
         text = picture.with_suffix(".txt")
         try:

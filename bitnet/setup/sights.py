@@ -62,7 +62,7 @@ def of_checkpoint(
 
 
 def _records(settings: Settings, data: Sequence[str]) -> Iterable[picture_files.Record]:
-    records = picture_files.read(data)
+    records = picture_files.read(data, say)
     return picture_files.captions(records) if settings.objective == "contrastive" else records
 
 
