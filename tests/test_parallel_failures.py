@@ -21,13 +21,26 @@ import pytest
 import torch
 
 import bitnet_cli
+from bitnet import fit
 from bitnet.model import parallel
 from bitnet.setup import prepare
 from bitnet.train import loop, manifest, passes, runlog, saving, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.run import Run
 from bitnet_export.convert import masters
-from in_two_processes import TINY, Process, finish, free_port, in_group, processes, run_pair, some_text, start, steps
+from in_two_processes import (
+    MODEL,
+    TINY,
+    Process,
+    finish,
+    free_port,
+    in_group,
+    processes,
+    run_pair,
+    some_text,
+    start,
+    steps,
+)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +309,17 @@ def test_two_runs_of_the_same_processes(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=one_after_the_other)
     assert codes == [0, 0], errors
     assert steps(tmp_path / "run")[-1]["loss"] == steps(tmp_path / "run-next")[-1]["loss"]
+
+
+def fitted(argv: list[str]) -> int:
+    shape = dict(word.split("=") for word in MODEL)
+    outcome = fit(data=argv[-1], out=argv[2], steps=2, threads=1, batch=2, model={k: int(v) for k, v in shape.items()})
+    return outcome.reached["step"]
+
+
+def test_each_process_knows_how_far_a_run_came(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", text, work=fitted)
+    assert codes == [2, 2], errors
 
 
 def again_after_a_failure(argv: list[str]) -> int:

@@ -88,7 +88,7 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():
-        return Outcome()
+        return Outcome(reached=run.now())
     try:
         runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
     except ModuleNotFoundError as error:
