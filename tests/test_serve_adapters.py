@@ -131,4 +131,10 @@ def test_no_name_is_of_an_adapter_and_of_a_model(
     words = ["serve", str(model), str(other), "--port", "0", "--adapter"]
     assert bitnet_cli.main([*words, f"{NAMES[0]}:dogs={cats}"]) == 0
     assert bitnet_cli.main([*words, f"{NAMES[1]}={cats}"]) == 1
-    assert f"the adapter cats of {NAMES[0]} would be {NAMES[1]}, as a model is" in capsys.readouterr().err
+    assert f"two models or adapters would be {NAMES[1]}; give one another name" in capsys.readouterr().err
+
+
+def test_a_name_may_hold_a_colon(files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    model, (cats, _) = files
+    with served(model, adapters=[shutil.copy(cats, tmp_path / "cats:old.bitnet")]) as serving:
+        assert ask(serving, f"{NAMES[0]}:cats:old", [1, 2])[1]["model"] == f"{NAMES[0]}:cats:old"

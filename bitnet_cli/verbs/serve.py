@@ -152,8 +152,6 @@ def _adapters(models: list[str], given: list[tuple[str, str, Path]]) -> dict[str
             )
         if name in found[owner]:
             raise ValueError(f"two adapters of {owner} have the name {name}")
-        if (whole := f"{owner}:{name}") in found:
-            raise ValueError(f"the adapter {name} of {owner} would be {whole}, as a model is; give it another name")
         found[owner][name] = file
     return found
 

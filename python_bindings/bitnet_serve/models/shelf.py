@@ -24,8 +24,20 @@ class Shelf:
     """For the thread of the server's loop alone. most: bytes of the files of all models that are loaded."""
 
     def __init__(self, models: Mapping[str, Served], most: int) -> None:
-        """Loads as many as fit, in their order. Raises InvalidParameterError: one alone takes more than `most`."""
+        """Loads as many as fit, in their order.
+
+        Raises InvalidParameterError: one alone takes more than `most`, or a name is of two.
+        """
         self._models, self._most = models, most
+        self._asked: dict[str, tuple[Served, str | None]] = {}
+        for each in self:
+            for adapter in (None, *each.adapters):
+                name = each.name if adapter is None else f"{each.name}:{adapter}"
+                if name in self._asked:
+                    raise InvalidParameterError(
+                        f"two models or adapters would be {name}; give one another name", "models"
+                    )
+                self._asked[name] = each, adapter
         self._lock, self._left = asyncio.Lock(), asyncio.Event()  # one loads at a time; somebody left
         self._crowded = False  # somebody waits for models that are in use: later requests queue behind him
         self._clock = itertools.count(1)
@@ -46,26 +58,23 @@ class Shelf:
 
     def asked(self, body: Mapping[str, Any]) -> tuple[Served, str | None]:
         """The model that a request names, the first if it names none; and which adapter of it. Raises ApiError."""
-        name = body.get("model", next(iter(self._models)))
+        name = body.get("model", next(iter(self._asked)))
         if not isinstance(name, str):
             raise ApiError(400, f"model is {shown(name)}, expected a text", "invalid_type", "model")
         return self.named(name)
 
     def named(self, name: str) -> tuple[Served, str | None]:
         """`model`, or `model:adapter`."""
-        first, _, adapter = name.rpartition(":")
-        if name not in self._models and first in self._models and adapter in self._models[first].adapters:
-            return self._models[first], adapter
-        if name not in self._models:
-            known = ", ".join(entry["id"] for entry in self.entries())
+        if name not in self._asked:
             raise ApiError(
-                404, f"there is no model {shown(name)}, expected one of: {known}", "model_not_found", "model"
-            )
-        return self._models[name], None
+                404, f"there is no model {shown(name)}, expected one of: {', '.join(self._asked)}", "model_not_found",
+                "model",
+            )  # fmt: skip
+        return self._asked[name]
 
     def entries(self) -> list[dict[str, Any]]:
         """/v1/models."""
-        return [each.entry(adapter) for each in self for adapter in (None, *each.adapters)]
+        return [served.entry(adapter) for served, adapter in self._asked.values()]
 
     async def enter(self, served: Served) -> None:
         """From now on it is loaded, until `leave`. Raises ApiError: it cannot be loaded."""
