@@ -45,9 +45,6 @@ def run(args: argparse.Namespace) -> int:
         if not texts:
             raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
     texts = texts or []
-    for number, text in enumerate(texts, 1):
-        if not text:
-            raise ValueError(f"text {number} is empty, expected at least one character")
     if args.adapter and not texts:
         return refuse("--adapter changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT")
     with opened(args, path) as model:
