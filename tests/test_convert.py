@@ -70,6 +70,12 @@ def test_an_encoding_that_does_not_hold_the_scales_is_refused(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [tmp_path / "m.bitnet"]
 
 
+def test_more_tokens_than_are_computed_side_by_side_are_refused(tmp_path: Path) -> None:
+    for tokens in (0, 100_000):
+        with pytest.raises(ValueError, match=f"tokens is {tokens}, expected an integer from 1 to 8192"):
+            convert(tmp_path, tmp_path / "out.bitnet", tokens=tokens)
+
+
 def test_lines_where_nothing_is_zero_are_refused(tmp_path: Path) -> None:
     for activation in ("silu", "relu2"):
         random_model(ODD.replace(dim=64, head_dim=32, n_heads=2, activation=activation), tmp_path / "m.bitnet", 5)

@@ -18,9 +18,13 @@ from bitnet_export.packed.recognise import PROBE, recognise
 from bitnet_export.packed.records import Spec
 from bitnet_export.packed.replacing import kind_of, spare
 from bitnet_export.packed.writer import Encoded, write_packed
+from bitnet_runtime.defaults import whole
 
 if TYPE_CHECKING:
     from bitnet_export.checkpoint.findings import Checked
+
+MOST_TOKENS = 8192
+"""Most tokens to compare: the reference computes all of them side by side, of 2B4T at some 50 kB each."""
 
 
 @contextmanager
@@ -92,12 +96,13 @@ def convert(
     they are ternary, "int8", "f16" or "f32". linears: the same of linear layers that are not ternary;
     None: `stored_floats`. sparse: `up` and `down` in lines, of which the engine
     reads only those that are not multiplied by 0; for FFNs with relu². tokens: how many are scored
-    by engine and reference.
+    by engine and reference, at most MOST_TOKENS.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
-    VerificationError; ValueError: sparse is not for it; OSError.
+    VerificationError; ValueError: an option is not for it; OSError.
     """
     from .verify_source import verify_source
 
+    tokens = whole("tokens", tokens, 1, MOST_TOKENS)
     source, out = Path(source), Path(out)
     spare(source, out)
     checks: list[Checked] = []
