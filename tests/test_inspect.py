@@ -10,7 +10,9 @@ import pytest
 
 from bitnet_cli import main
 from bitnet_cli.verbs.inspect import what_it_is
-from bitnet_export import random_model
+from bitnet_export import PackedFile, random_model
+from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from runtime_models import SMALL
 from vision_models import PALIGEMMA, TOWERS, VISION
@@ -107,6 +109,21 @@ def test_parameters_are_those_that_training_counts(
     with Model.load(tmp_path / "m", threads=1) as model:
         assert model.info.parameters == facts["parameters"] == count
     assert f"packed model, {count:,} parameters, " in shown
+
+
+def test_long_values_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model(SMALL, tmp_path / "m")
+    file = PackedFile.open(tmp_path / "m")
+
+    def source(spec: Spec) -> Encoded:
+        record = file.tensors[spec.key]
+        return Encoded(record.encoding, record.scope, file.stored(record), file.scales(record))
+
+    write_packed(tmp_path / "long", file.configs, source, metadata={"about": "x" * 5000, "in": {"it": "y" * 5000}})
+    facts, shown = inspected(tmp_path / "long", capsys)
+    assert facts["metadata"]["about"] == "x" * 5000
+    assert "\nabout: " + "x" * 1000 + "… (5,000 characters)\n" in shown
+    assert "  it=" + "y" * 1000 + "… (5,000 characters)\n" in shown
 
 
 def test_options_that_have_their_defaults_are_shown_when_asked(

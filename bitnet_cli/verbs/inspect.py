@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bitnet_export.packed.reader import PackedFile
     from bitnet_export.packed.records import Record
 
+LONGEST = 1000  # characters of a value
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -192,7 +194,9 @@ def _sizes(stack: dict[str, Any]) -> str:
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Cut where it would fill screens: --json shows all."""
+    said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}… ({len(said):,} characters)"
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> list[str]:
