@@ -153,6 +153,17 @@ def test_a_template_with_an_error_is_left_out_and_said(template: str, tmp_path: 
     assert of_folder(Folder(folder))[1] == wants
 
 
+def test_special_tokens_that_are_split_in_texts(tmp_path: Path) -> None:
+    """Ours always are. Those of a template are not: a model cannot have learnt them in pieces."""
+    words = foreign.byte_level("llama-bpe")
+    for template, told in (("<|eot_id|>", True), (None, False)):
+        folder = foreign.save(tmp_path / f"{told}", words, split_special_tokens=True, chat_template=template)
+        definition, _, generation, assumptions = of_folder(Folder(folder))
+        theirs = AutoTokenizer.from_pretrained(folder).encode("a<|eot_id|>", add_special_tokens=False)
+        assert runtime(definition, generation).encode("a<|eot_id|>", add_bos=False) == theirs
+        assert any("which split_special_tokens would split" in line for line in assumptions) is told
+
+
 def test_generation_config_and_templates(tmp_path: Path) -> None:
     folder = foreign.save(
         tmp_path / "m", foreign.byte_level("llama-bpe"), bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",

@@ -71,6 +71,11 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
             "use the tokenizer of this model"
         )
     template = _template(folder, config, assumptions)
+    if template and config.get("split_special_tokens"):
+        assumptions.append(
+            "special tokens of the chat template stay whole, which split_special_tokens would split; in texts they are "
+            "always split"
+        )
     texts = {name: _text(value) for name, value in named.items() if name.endswith("_token")}
     generation = _generation(folder, vocab_size, tokenizer, texts, assumptions, template or "")
     return tokenizer.to_str().encode(), template, generation, assumptions
