@@ -286,4 +286,4 @@ def embedding_rows(
         stored = F.embedding(tokens.flatten(), codes * expand_scale(gamma, *codes.shape))
     else:
         stored = stored_rows(rows, storage)
-    return _partly(rows, stored, amount).reshape(*tokens.shape, -1)
+    return _partly(rows, stored, amount).reshape(*tokens.shape, w.shape[1])

@@ -260,6 +260,19 @@ def test_context_overflow() -> None:
         seeded(SMALL)(torch.zeros(1, 65, dtype=torch.long))
 
 
+@pytest.mark.parametrize("n_texts, n_tokens", [(0, 5), (2, 0)])
+def test_nothing_gives_nothing(n_texts: int, n_tokens: int) -> None:
+    nothing, model = torch.zeros(n_texts, n_tokens, dtype=torch.long), seeded(SMALL)
+    assert model(nothing).shape == (n_texts, n_tokens, SMALL.vocab_size)
+    assert model(nothing, targets_BT=nothing) == 0
+    for pooling in ("last", "mean", "first"):
+        if n_tokens:
+            assert model.embed(nothing, pooling).shape == (0, SMALL.dim)
+        else:
+            with pytest.raises(ValueError, match="the texts have no tokens, expected at least one in each"):
+                model.embed(nothing, pooling)
+
+
 def test_the_mean_loss_is_of_the_targets_that_count() -> None:
     torch.manual_seed(0)
     model, block = Transformer(SMALL), torch.randint(0, 61, (2, 17))

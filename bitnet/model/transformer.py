@@ -238,6 +238,8 @@ class Transformer(nn.Module):
         pools = POOLS | ({"attention": self.pool} if self.pool else {})
         if pooling not in pools:
             raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(pools)}")
+        if not tokens_BT.shape[1]:
+            raise ValueError("the texts have no tokens, expected at least one in each")
         x_BD = gathered(self.hidden(tokens_BT, documents_BT), pools[pooling], documents_BT)
         return F.normalize(self.projector(x_BD) if self.projector else x_BD, dim=-1)
 
