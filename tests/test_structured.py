@@ -262,6 +262,29 @@ def test_what_is_wrong(model: Model, asked: dict[str, Any], expected: str) -> No
     assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
 
 
+MANY = " | ".join(f'"{i}x"' for i in range(2000))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"grammar": f"start: {MANY}"}, "2,001 alternatives are open at one place, expected at most 500 .*CAPITALS"),
+        (
+            {"json_schema": {"type": "object", "properties": {f"k{i}": {} for i in range(1000)}}},
+            "[34],[0-9]{3} alternatives are open at one place, expected at most 2,000 .* require properties",
+        ),
+    ],
+    ids=["grammar", "json_schema"],
+)
+def test_too_many_alternatives(model: Model, asked: dict[str, Any], expected: str) -> None:
+    with pytest.raises(GrammarError, match=expected):
+        model.generate("x", **asked, max_tokens=4)
+
+
+def test_a_terminal_holds_many_alternatives(model: Model) -> None:
+    assert model.generate("x", grammar=f"start: ONE\nONE: {MANY}", max_tokens=9).text[-1] == "x"
+
+
 def deep(levels: int) -> str:
     return '{"type":"object","properties":{"a":' * levels + "{}" + "}}" * levels
 

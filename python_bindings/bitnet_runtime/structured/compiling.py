@@ -21,6 +21,8 @@ SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 # the thoughts have begun or may be missing, the tags around them with their ids if they are special, and a gap.
 _TAG = r'("(?:[^"\\]|\\.)*")(<\[\d+\]>)?'
 _HEAD = re.compile(rf'%thoughts (json_schema|regex|grammar) (begun|possible) {_TAG} {_TAG} ("(?:\\n)*")\n')
+# The library's words for too many items of its parser.
+_CROWDED = re.compile(r"Current row has (\d+) items; max is (\d+)")
 
 
 class _Vocabulary:
@@ -115,6 +117,12 @@ def check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         why = re.sub(r"\n<.*", "", matcher.get_error(), flags=re.DOTALL)  # the state adds nothing to the reason
         why = " ".join(why.split())
+        if crowded := _CROWDED.search(why):
+            found, most = map(int, crowded.groups())
+            why = (
+                f"{found:,} alternatives are open at one place, expected at most {most:,} (a property that may be left "
+                "out counts as 4); require properties, or write a choice of texts as a terminal, a name in CAPITALS"
+            )
         raise ValueError(f"{why:.300}" if why != "NoExtensionBias" else "no text matches it")
 
 
