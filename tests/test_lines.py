@@ -15,10 +15,12 @@ from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.train import saving
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_cli import main
 from bitnet_export import PackedFile, PackedFormatError, random_model, repack
 from bitnet_export.checkpoint import sparsity
 from bitnet_export.checkpoint.findings import ZeroInputs
+from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.convert.incoming import pack_source
 from bitnet_export.convert.verify_source import verify_source
 from bitnet_export.foreign.outgoing import value_rows
@@ -111,7 +113,8 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES.keys())
-def test_families(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_families(tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparsity, "require_zeros", lambda *_: None)  # versions before wrote such files
     assert repack(model(tmp_path / "a", **changes), tmp_path / "b", sparse=True).logits_equal == 32
     found = {r.encoding for r in PackedFile.open(tmp_path / "b").tensors.values()}
     assert encodings.TERNARY_2BIT_ROWS in found
@@ -147,6 +150,31 @@ def test_group_scales_have_no_lines(tmp_path: Path) -> None:
     ):
         repack(model(tmp_path / "a", weight_scale="group"), tmp_path / "b", sparse=True)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "silu"}, r"sparse leaves out what relu² makes 0, and .* has activation = 'silu'; leave the"),
+        ({"ternary": ("q", "k", "gate")}, r"sparse stores ternary `up` and `down` by lines, those of .* are floats"),
+    ],
+    ids=["silu", "floats"],
+)
+def test_models_without_zeros_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    source = Transformer(MODEL.replace(**changes))
+    saving.write(
+        tmp_path / "run",
+        saving.Snapshot.of(
+            source, tokenizer.build("byte", [], 257).to_str(), torch.optim.AdamW(source.parameters()), {"step": 1}
+        ),
+    )
+    for write in (
+        lambda out: repack(model(tmp_path / "a", **changes), out, sparse=True),
+        lambda out: pack_checkpoint(Checkpoint.open(tmp_path / "run"), out, sparse=True),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write(tmp_path / "b")
+        assert not (tmp_path / "b").exists()
 
 
 def test_code_3_is_refused_by_both_readers(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def pack_checkpoint(
     folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
+    if sparse:
+        sparsity.require_zeros(config, folder)
     zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
     if sparse is None:
         sparse = zeros is not None and sparsity.pays(config, zeros, body)

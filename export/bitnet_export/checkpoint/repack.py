@@ -19,6 +19,7 @@ from bitnet_export.packed.records import Spec
 from bitnet_export.packed.replacing import spare
 from bitnet_export.packed.writer import Encoded, write_sections
 
+from . import sparsity
 from .pictures import drawn_images, engine_sees
 from .reading import EngineReader, Floats, drawn, whole
 from .verify import VerificationError
@@ -70,7 +71,9 @@ def repack(
     body = encodings.ternary_encoding(encoding)
     spare(Path(source), Path(out))
     file = PackedFile.open(source)
-    if sparse is None:
+    if sparse:
+        sparsity.require_zeros(file.configs[0], source)
+    elif sparse is None:
         sparse = file.sparse
     kinds = [s.kind for s in file.sections if s.kind < records.DATA]
     reports: list[Repacked] = []

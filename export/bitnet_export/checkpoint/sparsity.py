@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bitnet.model.transformer import Transformer
     from bitnet.train.checkpoint import Checkpoint
 
+RECTIFIERS = ("relu2", "relu")
 TOKENS = 2048  # of real text, on which zeros are counted
 GATHERED = 0.7  # speed at which listed lines come from memory; one stream is 1. Measured: 0.65 to 0.8
 WORTH = 0.75  # share of the time for all of up and down that lines may take at most
@@ -33,8 +34,22 @@ def rectified(config: ModelConfig) -> bool:
     """Whether the FFN multiplies by exact zeros, in matrices that can be stored in lines."""
     if config.input == "images" or config.ffn != "gated" or config.n_experts:  # rows of an image need all lines
         return False
-    zeros = config.activation in ("relu2", "relu")
-    return zeros and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
+    return (
+        config.activation in RECTIFIERS
+        and set(encodings.LINES) <= set(config.ternary)
+        and config.weight_scale != "group"
+    )
+
+
+def require_zeros(config: ModelConfig, source: object) -> None:
+    """Raises ValueError naming the source: lines of `up` and `down` would be no faster for the engine."""
+    if not set(encodings.LINES) & set(config.ternary):
+        raise ValueError(f"sparse stores ternary `up` and `down` by lines, those of {source} are floats; leave it out")
+    if config.activation not in RECTIFIERS:
+        raise ValueError(
+            f"sparse leaves out what relu² makes 0, and {source} has activation = {config.activation!r}; "
+            "leave the option out"
+        )
 
 
 def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
+from bitnet_export.checkpoint.sparsity import require_zeros
 from bitnet_export.foreign.source import Progress, Source, SourceError, encode
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.recognise import PROBE, recognise
@@ -113,15 +114,8 @@ def convert(
 
     with open_source(source) as model:
         progress(f"found {model.what}")
-        if sparse and not set(encodings.LINES) <= set(model.config.ternary):
-            raise ValueError(
-                f"sparse stores ternary `up` and `down` by lines, those of {source} are floats; leave it out"
-            )
-        if sparse and model.config.activation not in ("relu2", "relu"):
-            raise ValueError(
-                f"sparse leaves out what relu² makes 0, and {source} has activation = {model.config.activation!r}; "
-                "leave the option out"
-            )
+        if sparse:
+            require_zeros(model.config, source)
         pack_source(
             model, out, encoding=encoding, head=head, linears=linears, sparse=sparse, check=check, progress=progress
         )
