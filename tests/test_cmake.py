@@ -133,6 +133,31 @@ def test_another_project_can_have_it_as_a_folder(driver: str, tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_what_a_project_around_installs_is_found(tmp_path: Path) -> None:
+    """Also if it names no build type; the engine is optimized then, too."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+        cmake_minimum_required(VERSION 3.20)
+        project(game LANGUAGES C)
+        add_subdirectory("{ROOT}" bitnet)
+        """)
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / "CMakeLists.txt").write_text("""
+        cmake_minimum_required(VERSION 3.20)
+        project(next LANGUAGES C)
+        file(WRITE "${CMAKE_BINARY_DIR}/main.c" "int main(void) { return 0; }")
+        find_package(bitnet_runtime REQUIRED)
+        add_executable(main "${CMAKE_BINARY_DIR}/main.c")
+        target_link_libraries(main PRIVATE bitnet_runtime::bitnet_runtime)
+        """)
+    cmake, build, prefix = cmake_command(), tmp_path / "build", tmp_path / "prefix"
+    run(cmake, "-S", tmp_path, "-B", build, f"-DCMAKE_C_COMPILER={CC}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    commands = json.loads((build / "compile_commands.json").read_text())
+    assert all("-O3" in each["command"].split() for each in commands)
+    (build / "bitnet" / "libbitnet_runtime.a").touch()  # to install it, it need not be built
+    run(cmake, "--install", build, "--prefix", prefix)
+    run(cmake, "-S", tmp_path / "next", "-B", tmp_path / "next" / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+
+
 def test_a_compiler_for_another_machine_is_enough(tmp_path: Path) -> None:
     """Without a toolchain file, CMake assumes that it builds for this machine."""
     if not shutil.which(ARM_CC):
