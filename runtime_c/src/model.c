@@ -69,8 +69,9 @@ static bn_status open_stacks(bn_model *m, char *detail) {
 }
 
 static bn_status select_kernels(const char *asked, bn_kernels *kernels, char *detail) {
-    const char *isa = asked ? asked : getenv("BITNET_ISA");
-    if (bn_kernels_select(kernels, isa && *isa ? isa : NULL))
+    const char *set = getenv("BITNET_ISA");
+    const char *isa = asked ? asked : set && *set ? set : NULL;
+    if (bn_kernels_select(kernels, isa))
         return BN_OK;
     return bn_fail(detail, BN_ERR_ARGUMENT,
                    "%s '%.32s' is not one this machine runs; the best is '%s'",

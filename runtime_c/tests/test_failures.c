@@ -109,7 +109,7 @@ static void test_each_failure(source from) {
 /* Failures before anything is opened: each explains what is wrong, also in the environment. */
 static void test_arguments(void) {
     const bn_load_options threads = {.threads = 257}, negative = {.threads = -1},
-                          isa = {.isa = "z80"};
+                          isa = {.isa = "z80"}, nameless = {.isa = ""};
     const struct {
         const char *path;
         const bn_load_options *options;
@@ -120,6 +120,7 @@ static void test_arguments(void) {
         {path, &threads, NULL, "threads is 257, expected 0 (automatic) to 256", BN_ERR_ARGUMENT},
         {path, &negative, NULL, "threads is -1", BN_ERR_ARGUMENT},
         {path, &isa, "scalar", "isa 'z80'", BN_ERR_ARGUMENT},
+        {path, &nameless, "scalar", "isa '' is not one this machine runs", BN_ERR_ARGUMENT},
         {path, NULL, "z80", "BITNET_ISA 'z80' is not one this machine runs", BN_ERR_ARGUMENT},
         {"/", NULL, NULL, "a directory", BN_ERR_NOT_REGULAR},
         {"/none/such", NULL, NULL, "stat: ", BN_ERR_IO},
