@@ -102,7 +102,8 @@ typedef enum bn_status {
 
 /* Sections of the packed file that the engine returns without reading them. */
 typedef enum bn_section {
-    BN_SECTION_METADATA = 3,  /* UTF-8 JSON: model config, generation defaults, provenance */
+    BN_SECTION_METADATA = 3,  /* UTF-8 JSON: model config, provenance, and `generation`: end tokens,
+                               * and options of sampling (export/FORMAT.md, 5) */
     BN_SECTION_TOKENIZER = 4, /* UTF-8 JSON of the `tokenizers` library */
     BN_SECTION_TEMPLATE = 5   /* UTF-8 Jinja chat template */
 } bn_section;
@@ -151,6 +152,8 @@ typedef struct bn_session bn_session;
 
 enum { BN_MOST_ADAPTERS = 1024 }; /* per open model */
 
+/* Initialize with {0}, as all options here: a field that is zero has its default. NULL in place of
+ * options means the same. */
 typedef struct bn_load_options {
     int32_t threads;      /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
     int32_t no_mmap;      /* 1: read into memory, in huge pages; later changes of the file have no
@@ -264,7 +267,8 @@ typedef struct bn_sampler {
 
 /* --- About this build and this machine --- */
 
-/* Version of the library, "major.minor.patch"; static storage. */
+/* Version of the library, "major.minor.patch"; static storage. Another minor version may have other
+ * structs, so a program that declares them itself compares both numbers. */
 BN_API const char *bn_version(void);
 
 /* One sentence for a status; never NULL; static storage. */
@@ -285,9 +289,9 @@ BN_API int32_t bn_default_threads(void);
 
 /* Measured limits of this machine, against which every speed is compared. threads: 1 to 256; 0 is
  * refused. bytes: size of the buffer to stream, at least 2 MiB; below 4x the last-level cache it
- * measures the cache. Returns gigabytes (1e9) read per second, or int8 multiply-adds (1e9) per
- * second of the tier's dot-product loop with all operands in registers. Fails with BN_ERR_ARGUMENT,
- * BN_ERR_MEMORY or BN_ERR_THREAD. */
+ * measures the cache. isa: tier name; NULL: the best, whatever BITNET_ISA says. Returns gigabytes
+ * (1e9) read per second, or int8 multiply-adds (1e9) per second of the tier's dot-product loop with
+ * all operands in registers. Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or BN_ERR_THREAD. */
 BN_API bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s);
 BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s);
 
@@ -516,7 +520,8 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * text in one piece. Leaves no logits. Fails like bn_session_append; with BN_ERR_ARGUMENT if
  * neither the call nor the file specifies a pooling, and with BN_ERR_STATE if the session holds
  * tokens that were not embedded, or were with another pooling, or were left by a rewind, which
- * keeps no pool: to embed texts with a common prefix, fork the session before they diverge. */
+ * keeps no pool: to embed texts with a common prefix, fork the session before they diverge. On
+ * BN_ERR_NUMERIC `out` may be partly written. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 
@@ -546,8 +551,9 @@ BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sample
  * faster on this machine; but not with bn_sampler.allowed or bn_session_options.no_draft. They are
  * verified in one pass, so right ones are nearly free, and the result is bit for bit that of n
  * single steps. Writes the chosen tokens to tokens[0..*n), 1 <= *n <= most; the session then holds
- * these and no more. How many there are depends on the machine; which they are does not. Fails like
- * sample and append; with BN_ERR_CONTEXT if not even one more token fits. */
+ * these and no more. How many there are depends on the machine; which they are does not. The engine
+ * knows no end tokens: bn_session_rewind drops those that came behind one. Fails like sample and
+ * append; with BN_ERR_CONTEXT if not even one more token fits. */
 BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
                                  const int32_t *draft, int32_t n_draft, int32_t *tokens,
                                  int32_t most, int32_t *n);
