@@ -155,6 +155,21 @@ def test_char_keeps_the_commonest() -> None:
     assert encode(t, "abc") == [257, 258, 1 + ord("c")]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "llama-bpe"])
+def test_merges_are_learnt_from_pieces_of_bounded_length(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their cost grows with the square. What is encoded is not cut, and shorter pieces give the same merges."""
+    texts = ["ha" * 40 + "h é" + "a" * 19]
+    whole = tokenizer.build(kind, texts, 300)
+    assert max(map(len, whole.get_vocab())) > len(tokenizer.END) + 20
+    monkeypatch.setattr(tokenizer, "LONGEST", 83)
+    assert tokenizer.build(kind, texts, 300).to_str() == whole.to_str()
+    monkeypatch.setattr(tokenizer, "LONGEST", 16)
+    cut = tokenizer.build(kind, texts, 300)
+    assert max(len(word) for word in cut.get_vocab() if word != tokenizer.END) == 16
+    assert cut.pre_tokenizer.pre_tokenize_str(texts[0]) == whole.pre_tokenizer.pre_tokenize_str(texts[0])
+    assert cut.decode(cut.encode(texts[0]).ids) == texts[0]
+
+
 def test_tokenizers_refuse(tmp_path: Path) -> None:
     for kind, found in (("word", "is not a file"), (str(tmp_path), "is a folder")):
         with pytest.raises(ValueError, match=f"{found}, expected bpe, llama-bpe, byte, char or a tokenizer"):

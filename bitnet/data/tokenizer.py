@@ -36,6 +36,10 @@ LLAMA_PIECES = (
     r"|\s+(?!\S)|\s+"
 )
 
+LONGEST = 1000
+"""Most bytes of a piece from which merges are learnt: their cost grows with the square of its length, so that one
+line of DNA would take hours."""
+
 
 def check_kind(kind: str) -> None:
     """Raises ValueError if there is no such kind of tokenizer."""
@@ -65,7 +69,11 @@ def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Token
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
+        whole = tokenizer.pre_tokenizer
+        cut = pre_tokenizers.Split(Regex(f".{{1,{LONGEST}}}"), behavior="isolated")  # letters, each of a byte
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([whole, cut])
         tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.pre_tokenizer = whole
         tokenizer.model.ignore_merges = kind == "llama-bpe"  # as in llama.cpp: a known piece is one token
     tokenizer.add_special_tokens(special)
     return _plain(tokenizer)
