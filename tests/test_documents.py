@@ -262,6 +262,15 @@ def test_split_of_one_text_cuts_it() -> None:
             assert side.digests == [hashlib.sha256(t.encode()).digest() for t in side]
 
 
+@pytest.mark.parametrize(("n", "held"), [(1, 10), (3, 30), (20, 50)])
+def test_what_is_cut_off_is_the_share_of_all_texts(n: int, held: int) -> None:
+    """Of one text it would be too little. Half of the longest is the most."""
+    texts = [*corpus.split([f"{i:0100}" for i in range(100)], 0.1)[0]][:n]  # none of which the hash holds out
+    train, held_out = corpus.split(texts, 0.1)
+    assert held_out.n_bytes == held and train.n_bytes == 100 * n - held
+    assert [len(end) for end in held_out] == [held]
+
+
 def test_sides_are_read_anew_and_notice_a_change() -> None:
     texts = [f"text {i}" for i in range(100)]
     train, _ = corpus.split(texts, 0.1)

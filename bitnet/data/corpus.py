@@ -142,7 +142,8 @@ def split(
     """Training and validation texts, without duplicates, which `say` reports. validation: the share held out.
 
     source: gives the same texts each time it is iterated. take: whether to keep a text, called for unique ones.
-    If one side would stay empty (with a single book, say) the longest text is cut once, near its end.
+    If one side would stay empty (with a single book, say, or by chance with few texts) the end of the longest text is
+    held out: the share of all texts, at most half of that one.
     """
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
@@ -184,7 +185,8 @@ def repetitions(n: int, among: int, what: str) -> str:
 
 def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts, Texts]:
     """`texts` without the end of document `at` of the source, and that end."""
-    place = int(len(longest) * (1 - validation))
+    of_longest = validation * (texts.n_bytes / len(longest.encode()))
+    place = int(len(longest) * (1 - min(0.5, of_longest)))
     parts = slice(place), slice(place, None)
     first, last = (longest[part].encode() for part in parts)
     digests, before = list(texts.digests), sum(texts.chosen[:at])
