@@ -312,6 +312,15 @@ def test_preferences_are_learnt_and_exported(
             assert said(engine, how.pair(each)[0]) > said(engine, how.pair(each)[1])
 
 
+def test_in_bf16_too_a_model_that_has_learnt_nothing_prefers_nothing(asked: tuple[Path, Path], tmp_path: Path) -> None:
+    """The reference is computed as the steps compute, so that their roundings cancel."""
+    source, file = asked
+    once = [*FAST, "--precision", "bf16", "--lr", "0.003", "--steps", "1"]
+    assert bitnet("finetune", source, "--preference", file, *once, "--out", tmp_path / "run") == 0
+    first = next(record for record in losses(tmp_path / "run") if "loss" in record)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and abs(first["margin"]) < 1e-5
+
+
 def said(engine: Model, text: packing.Dialogue) -> float:
     """Log-probability of an answer, in the engine."""
     asked = int(text.counts.argmax())

@@ -52,10 +52,12 @@ _attention: Callable[..., Tensor] = _Attention.apply
 
 
 def attention_in_bf16(q_BHTE: Tensor) -> bool:
-    """Whether to use `bf16_attention`: in training under autocast. Evaluation computes in fp32, as the engine does."""
+    """Whether to use `bf16_attention`: under autocast. Evaluations have none: they compute in fp32, as the engine does.
+
+    With or without a gradient, as a run compares its passes with those of a reference or a teacher.
+    """
     return (
         q_BHTE.device.type == "cpu"
-        and torch.is_grad_enabled()
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and q_BHTE.shape[2] <= LONGEST
