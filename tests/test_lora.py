@@ -14,6 +14,11 @@ from torch import nn
 
 from bitnet import quant
 from bitnet.bitlinear import BitLinear, project
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.setup import building
+from bitnet.train import optimizers, schedule
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_adapter, export_checkpoint
 from bitnet_export.checkpoint.adapter import _difference
@@ -89,6 +94,30 @@ def test_a_layer_alone_has_an_adapter_that_can_learn(monkeypatch: pytest.MonkeyP
     layer(x).sum().backward()
     assert torch.equal(layer(x), plain(x))
     assert layer.adapter_out is not None and layer.adapter_out.grad is not None and layer.adapter_out.grad.any()
+
+
+def test_steps_are_those_of_an_adapter_whose_output_has_a_factor() -> None:
+    """Of a factor of the model itself, as LoRA has it: with weight decay, too."""
+    torch.manual_seed(0)
+    settings = Settings(source="s", lora=2, lora_alpha=8, optimizer="adamw", weight_decay=0.5, quantize_warmup=0.0)
+    config = ModelConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=24,
+                         max_context=8, adapter_rank=2, adapters=("q",))  # fmt: skip
+    model = Transformer(config)
+    building.hold(model, settings)
+    ours = [p for p in model.parameters() if p.requires_grad]
+    torch.nn.init.normal_(ours[1])
+    factors = (1.0, 4.0)  # of A, and of B: alpha / rank
+    plain = [nn.Parameter(p.detach() / factor) for p, factor in zip(ours, factors, strict=True)]
+    optimizer, place = optimizers.build(model, settings), schedule.Place(0.2, 0.2)
+    expected = torch.optim.AdamW(plain, schedule.learning_rate(settings, place), betas=(0.9, 0.95), weight_decay=0.5)
+    for _ in range(5):
+        for p, of_plain, factor in zip(ours, plain, factors, strict=True):
+            p.grad = torch.randn_like(p)
+            of_plain.grad = factor * p.grad
+        optimizers.set_rates(optimizer, settings, place)
+        optimizer.step(), expected.step()
+    for p, of_plain, factor in zip(ours, plain, factors, strict=True):
+        torch.testing.assert_close(p, factor * of_plain, rtol=1e-5, atol=1e-6)
 
 
 def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

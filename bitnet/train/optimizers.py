@@ -49,7 +49,7 @@ def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
 
 def of_adapters(model: Transformer, settings: Settings) -> list[dict[str, Any]]:
     """alpha / rank is a learning-rate factor of adapter_out, not a factor in the model. With AdamW, whose steps do not
-    depend on the size of gradients, that is equivalent (arXiv 2106.09685 §4.1)."""
+    depend on the size of gradients, that is equivalent (arXiv 2106.09685 §4.1), if their decay has no factor."""
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     outwards = [p for name, p in learnt if name.endswith("adapter_out")]
     inwards = [p for name, p in learnt if name.endswith("adapter_in")]
@@ -62,9 +62,9 @@ def set_rates(optimizer: torch.optim.Optimizer, settings: Settings, at: schedule
     """Set learning rate and weight decay of the groups that `build` made."""
     rate, others = schedule.learning_rate(settings, at), settings.embedding_lr / settings.lr
     for group in optimizer.param_groups:
-        of_group = 1.0 if group["decays"] or not settings.embedding_lr else others
-        group["lr"] = rate * of_group * group.get("rate", 1.0)
-        group["weight_decay"] = schedule.weight_decay(settings, at) if group["decays"] else 0.0
+        of_group, factor = 1.0 if group["decays"] or not settings.embedding_lr else others, group.get("rate", 1.0)
+        group["lr"] = rate * of_group * factor
+        group["weight_decay"] = schedule.weight_decay(settings, at) / factor if group["decays"] else 0.0
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
