@@ -160,6 +160,15 @@ def test_positions_may_begin_with_1() -> None:
     assert all(a.equal(b[1:]) for a, b in zip(later, usual, strict=True))
 
 
+def test_rotations_are_fp32_or_finer() -> None:
+    """Under autocast the input of a stack of images, or of a draft, may be bf16: too coarse for an angle."""
+    coarse, usual, fine = (
+        rope_tables(SMALL, 9, torch.zeros((), dtype=dtype)) for dtype in (torch.bfloat16, torch.float32, torch.float64)
+    )
+    for a, b, c in zip(coarse, usual, fine, strict=True):
+        assert a.dtype == b.dtype == torch.float32 and a.equal(b) and c.dtype == torch.float64
+
+
 def test_rope_frequencies_by_hand() -> None:
     config = SMALL.replace(head_dim=4, rope_dim=4, rope_theta=10_000.0)
     assert rope_frequencies(config).tolist() == [1.0, pytest.approx(0.01)]

@@ -57,8 +57,8 @@ def position_tables(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
-    return _rope_tables(config, n_tokens, like.device, like.dtype)
+    """cos and sin, each (T, rope_dim/2), fp32; fp64 for fp64. The angle is an fp32 product, position · frequency."""
+    return _rope_tables(config, n_tokens, like.device, torch.promote_types(like.dtype, torch.float32))
 
 
 @functools.lru_cache(maxsize=8)
