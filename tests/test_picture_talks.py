@@ -60,6 +60,8 @@ def test_rows_of_a_conversation(prefix: bool, tmp_path: Path) -> None:
     talks, _, _ = talks_of(tmp_path, conversations(tmp_path / "data", 3), prefix)
     n = 2 if prefix else 1
     assert talks.count(400) == talks.total == 3 * n
+    assert talks.fitting(400) is talks.fitting(400)  # every batch asks
+    assert len(talks.fitting(9)) == 0
     inputs, targets, documents, lengths, pixels, which = talks.rows(range(n), 400)
     assert pixels.shape == (1, 3, 14, 14) and which.tolist() == [0] * n
     assert ((inputs == talks.image).sum(1) == 9).all()

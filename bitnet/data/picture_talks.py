@@ -130,6 +130,7 @@ class Talks:
                 recipe.update(dialogue.ids.tobytes() + dialogue.counts.tobytes())
         self.digest = recipe.hexdigest()[:16]
         self.n_tokens = sum(len(dialogue.ids) for _, dialogue in self._all)
+        self._fitting: tuple[int, list[int]] = (0, [])
 
     @property
     def total(self) -> int:
@@ -137,7 +138,9 @@ class Talks:
 
     def fitting(self, context: int) -> list[int]:
         """The rows that fit the context."""
-        return [i for i, (_, dialogue) in enumerate(self._all) if len(dialogue.ids) - 1 <= context]
+        if self._fitting[0] != context:
+            self._fitting = context, [i for i, (_, row) in enumerate(self._all) if len(row.ids) - 1 <= context]
+        return self._fitting[1]
 
     def count(self, context: int) -> int:
         """The number of rows that fit. Raises DataError if none does."""
