@@ -164,11 +164,11 @@ class Transformer(nn.Module):
         if config.input != "images" and (n_tokens := tokens_BT.shape[1]) > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
         x_BTD = self.entering(tokens_BT, documents_BT, images)
-        of_layers = [config.of_layer(i) for i in range(config.n_layers)]
         in_blocks = self.in_blocks and x_BTD.shape[1] > LONGEST and torch.is_grad_enabled()
-        at = {of_layer: places(of_layer, x_BTD, documents_BT, prefix_B, in_blocks) for of_layer in set(of_layers)}
-        for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            inputs = x_BTD, *at[of_layer]
+        kinds = {layer.config for layer in self.blocks}
+        at = {kind: places(kind, x_BTD, documents_BT, prefix_B, in_blocks) for kind in kinds}
+        for layer in self.blocks:
+            inputs = x_BTD, *at[layer.config]
             if self._recompute and torch.is_grad_enabled():
                 keep = config.dropout > 0  # the recomputation needs the same dropout mask
                 x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
