@@ -80,16 +80,14 @@ class Draft(nn.Module):
         """
         rows_BED = self.draft_embedding_norm(rows_BED)
         found: list[Tensor] = []
-        state_BED = hidden_BED
+        state_BED, at = hidden_BED, [places(layer.config, hidden_BED, documents_BE) for layer in self.blocks]
         try:
             for step in range(steps):
                 pair = torch.cat([self.draft_hidden_norm(state_BED), rows_BED.to(state_BED.dtype)], -1)
                 x_BED = self.draft_projection(pair)
-                for layer in self.blocks:
-                    cos, sin, mask = places(layer.config, x_BED, documents_BE)
-                    x_BED = layer(
-                        x_BED, cos, sin, self._seen(layer.config, x_BED, documents_BE, step) if step else mask
-                    )
+                for layer, (cos, sin, mask) in zip(self.blocks, at, strict=True):
+                    seen = self._seen(layer.config, x_BED, documents_BE, step) if step else mask
+                    x_BED = layer(x_BED, cos, sin, seen)
                 found.append(self.final_norm(x_BED))
                 state_BED = F.pad(found[-1][:, :-1], (0, 0, 1, 0))
         finally:
