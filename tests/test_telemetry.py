@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.model import compiler
+from bitnet.model.head import Head
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.quant import embedding_rows, ternary_codes
@@ -222,7 +223,7 @@ def test_watching_changes_no_bit(text: str, tmp_path: Path) -> None:
 
 
 def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Telemetry is taken in a separate pass: no layer of a step runs eagerly, and no bit changes."""
+    """Telemetry is taken in a pass of its own, as small as others: no layer of a step runs eagerly, no bit changes."""
     compile_layers = compiler.compile_layers
     monkeypatch.setattr(compiler, "compile_layers", lambda model: compile_layers(model, backend="eager"))
     eagerly, inside = compiler.eagerly, []
@@ -239,6 +240,10 @@ def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: py
         assert not inside
         backward(*args, **kwargs)
 
+    def at_once(*_: Any) -> Tensor:
+        raise AssertionError("all logits of a batch are in memory")
+
+    monkeypatch.setattr(Head, "logits", at_once)
     monkeypatch.setattr(compiler, "eagerly", counted)
     monkeypatch.setattr(Tensor, "backward", learns)
     for name, more in (("as written", []), ("0", ["--compile", "--layers-every", "0"]), ("1", ["--compile"])):

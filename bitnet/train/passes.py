@@ -65,10 +65,10 @@ def passes(
 
 def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
     """Show `probe` a batch in a separate forward pass, so that the training pass runs compiled or replayed."""
-    inputs, _, *told = batch
+    inputs, targets, *told = batch
     quantized = run.model.partly_quantized(amount, vision=run.state["phased"])
     with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
-        run.model(inputs, *told)
+        run.model(inputs, *told, targets_BT=targets, each=True)  # never all logits in memory
 
 
 def autocast(run: Run) -> torch.autocast:
