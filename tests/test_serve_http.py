@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bitnet_serve import application
+from bitnet_serve import application, protocol
 from bitnet_serve.server import Serving
 from runtime_models import small_model
 from servers import connect, post, request, served, until, wait
@@ -50,6 +51,28 @@ def test_huge_bodies(serving: Serving) -> None:
         assert b" 413 " in connection.recv(100)
     with connect(serving, b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_does_not_come_in_crumbs(serving: Serving) -> None:
+    """A chunk of a byte costs as much as a large one: of two clients that sent such, the event loop stood for 10 s."""
+    head = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    prompt, crumb = b'{"prompt": "x", "max_tokens": 1}', b"1\r\n \r\n"
+    end = b"%x\r\n%s\r\n0\r\n\r\n" % (len(prompt), prompt)
+    with connect(serving, head.format(COMPLETE).encode() + crumb * (protocol.MOST_CRUMBS - 1) + end) as connection:
+        assert b" 200 " in connection.recv(1000)
+        large = b"%x\r\n%s\r\n" % (protocol.CRUMB, b" " * protocol.CRUMB)
+        connection.sendall(head.format(COMPLETE).encode() + large * 4000 + crumb * 100 + end)
+        until(connection, b'"finish_reason": "length"')
+    for path in (COMPLETE, "/nothing"):  # the second is answered before its body has come
+        with connect(serving, head.format(path).encode()) as connection:
+            if path == "/nothing":
+                until(connection, b'"not_found"}}')
+            connection.sendall(crumb * (protocol.MOST_CRUMBS + 1))
+            rest = b""
+            with contextlib.suppress(ConnectionResetError):
+                while some := connection.recv(10_000):
+                    rest += some
+            assert (path == "/nothing") or b"expected larger chunks" in rest
 
 
 def test_a_body_with_room_for_pictures_has_no_more_values(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,6 +14,7 @@ from bitnet_serve import body
 from bitnet_serve.errors import ApiError
 
 HEADERS = 10.0  # seconds until the headers of a request are there
+MOST_HEADERS = 64 << 10  # bytes of those that have not come as a whole
 MOST_CONNECTIONS = 512
 MOST_SLOW = 128  # of these from one address, whose requests are not whole, or whose answers are not read
 MOST_NEW = 384  # of these that came within a second: many may come at once, and have their request read in turn
@@ -21,7 +23,28 @@ UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
 STALLED = 30.0  # seconds in which a client takes so many, or all that there is
 LEAVING = 4.0  # seconds to read the rest when the server ends
 EARLY = 64 << 10  # bytes of later requests that may come while a request is answered
+CRUMB = 256  # bytes: a smaller piece of a body takes longer to handle than to copy
+MOST_CRUMBS = 4096  # of a body; a tenth of a second, in which nobody else is served
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Connection(h11.Connection):
+    """Refuses bodies in many small chunks: 40,000 of them may have come when the event loop's thread reads."""
+
+    _crumbs = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._crumbs = 0
+        elif isinstance(event, h11.Data) and len(event.data) < CRUMB:
+            self._crumbs += 1
+            if self._crumbs > MOST_CRUMBS:
+                told = (
+                    f"its body has more than {MOST_CRUMBS:,} pieces of less than {CRUMB} bytes, expected larger chunks"
+                )
+                raise h11.RemoteProtocolError(told)
+        return event
 
 
 class Protocol(H11Protocol):
@@ -29,6 +52,10 @@ class Protocol(H11Protocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.conn = Connection(h11.SERVER, MOST_HEADERS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
