@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -31,6 +32,7 @@ from docs_text import blocks, commands_of
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, idle, request, served, until, wait
 
+FILES = 256  # that a program may have open unless it asks for more, as on macOS
 PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8")
 
 
@@ -38,6 +40,7 @@ PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf
 def command(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its address."""
     words = [sys.executable, "-m", "bitnet", "serve", *map(str, args), "--port", "0", "--threads", "1"]
+    words = ["sh", "-c", f"ulimit -S -n {FILES}; exec {shlex.join(words)}"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -107,6 +110,23 @@ def test_a_client_that_leaves_is_nothing_to_speak_of(tmp_path: Path) -> None:
             time.sleep(0.01)
         process.terminate()
         assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_a_lack_of_files_is_one_line(tmp_path: Path) -> None:
+    """asyncio writes seven lines for each connection that it cannot accept, as often as it tries: 50 MB a minute."""
+    with command(small_model(tmp_path)) as (process, address), contextlib.ExitStack() as stack:
+        assert urlopen(f"{address}/health").status == 200
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] > FILES, "it has asked for more"
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (40, 40))
+        place = ("127.0.0.1", int(address.rpartition(":")[2]))
+        held = [stack.enter_context(socket.create_connection(place)) for _ in range(60)]
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("New connections wait: Too many open files; raise the limit")
+        for each in held:
+            each.close()
+        assert urlopen(f"{address}/health").status == 200
+        process.terminate()
+        assert process.stderr.read() == ""
 
 
 def test_a_log_of_requests_tells_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -26,6 +27,9 @@ from bitnet_serve.protocol import UNREAD, Protocol
 log = logging.getLogger("bitnet_serve")
 
 IDLE = 5  # seconds between two requests of a connection
+MOST_FILES = 4096  # open at once, if the system allows: those that listen take some thousand connections at a time
+SCARCE = (errno.EMFILE, errno.ENFILE)
+AGAIN = 60.0  # seconds until a lack of files is told again
 
 
 class Server(uvicorn.Server):
@@ -39,6 +43,7 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_Scarcity())
         with _hearing(signal.SIGHUP, self.handle_exit):  # a terminal that is closed; of the others uvicorn hears
             await super().serve(sockets)
 
@@ -66,6 +71,30 @@ class Server(uvicorn.Server):
         for each in self._models:
             await asyncio.to_thread(each.scheduler.close)
         self.should_exit = True
+
+
+class _Scarcity:
+    """Tells in a line that no connection can be accepted: asyncio writes a traceback for each it tries, thousands."""
+
+    _told = -AGAIN
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in SCARCE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._told + AGAIN:
+            self._told = loop.time()
+            log.error("New connections wait: %s; raise the limit, as `ulimit -n %d` does", error.strerror, MOST_FILES)
+
+
+def _allow_files() -> None:
+    """As many as may be needed: many systems give a program fewer, unless it asks."""
+    import resource  # Windows lacks it
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
@@ -103,6 +132,7 @@ class Serving:
 
     def run(self) -> bool:
         """Answer until SIGTERM, Ctrl-C, or `stop`. Returns whether it was Ctrl-C."""
+        _allow_files()
         try:
             self._server.run([self._socket])
         finally:
