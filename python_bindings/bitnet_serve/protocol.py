@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bitnet_serve import body
@@ -19,6 +20,7 @@ MOST_CONNECTIONS = 512
 MOST_SLOW = 128  # of these from one address, whose requests are not whole, or whose answers are not read
 MOST_NEW = 384  # of these that came within a second: many may come at once, and have their request read in turn
 PROMPT = 1.0
+MOST_KEPT = 64  # of one address, that stay open after an answer: else they would be the slow ones, and be cut unasked
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
 STALLED = 30.0  # seconds in which a client takes so many, or all that there is
 LEAVING = 4.0  # seconds to read the rest when the server ends
@@ -76,6 +78,12 @@ class Protocol(H11Protocol):
             self.flow.resume_reading()  # which the next request has stopped: else nobody sees the client leave
         self._watch()
 
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and len(self.connections) > MOST_KEPT and len(self._of_host()) > MOST_KEPT:
+            self.headers.append(CLOSE_HEADER)  # which are those of the scope: so its answer says it
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         self._end_patience()
@@ -126,13 +134,15 @@ class Protocol(H11Protocol):
         if len(self.connections) <= MOST_SLOW:
             return
         now = self.loop.time()
-        mine = [each for each in self.connections if isinstance(each, Protocol) and each.host == self.host]
-        slow = [each for each in mine if each.is_there and each.is_slow]
+        slow = [each for each in self._of_host() if each.is_there and each.is_slow]
         slow.sort(key=lambda each: each.since, reverse=True)
         for place, each in enumerate(slow):
             if place >= (MOST_SLOW if now - each.since > PROMPT else MOST_NEW):
                 each.transport.abort()
                 self.connections.discard(each)  # now, as thousands may come before it is lost: each is compared to all
+
+    def _of_host(self) -> list[Protocol]:
+        return [each for each in self.connections if isinstance(each, Protocol) and each.host == self.host]
 
     @property
     def host(self) -> str | None:
