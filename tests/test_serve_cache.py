@@ -3,7 +3,9 @@ folder."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -187,6 +189,18 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
         Folder(tmp_path / "not there" / "none", 1, [])
     with pytest.raises(InvalidParameterError, match="is no folder"):
         Folder(files(folder)[0], 1, [])
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        Folder(tmp_path / "cache", 1000, ())
+    assert caught.value.filename == str(tmp_path / "cache/salt")
+    monkeypatch.undo()
+    Folder(tmp_path / "cache", 1000, ()).close()  # it is nobody's
 
 
 def test_which_texts_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,11 @@ class Folder:
         self._path, self._most = path, most
         self.lock = threading.Lock()  # one model writes at a time: others' files that are not whole are not left ones
         self._held = self._hold()
-        salt = self._salt()
+        try:
+            salt = self._salt()
+        except OSError as error:  # the disk is full; of a descriptor no error names the file
+            self.close()
+            raise OSError(error.errno, error.strerror, str(path / "salt")) from None
         who: list[bytes | None] = [None, *(key.encode() for key in keys)]
         self._tags = {each: b"" if each is None else _hashed(each, salt) for each in who}
 
