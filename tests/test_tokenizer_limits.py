@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from bitnet_runtime import ContextLengthError, Model, TokenizerError
 from bitnet_runtime.tokenizer.costs import LINEAR, costly
 from bitnet_runtime.tokenizer.expressions import JAIS2
 from bitnet_runtime.tokenizer.text import Tokenizer
+from bitnet_runtime.tokenizer.tokenizing import Library
 from runtime_models import byte_tokenizer, small_model
 
 Json = dict[str, Any]
@@ -219,6 +221,7 @@ def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> No
     assert tokenizer.encode(text, parse_special=True) == theirs.encode(text).ids
     theirs.encode_special_tokens = True
     assert tokenizer.encode(text) == theirs.encode(text).ids
+    assert tokenizer.encode(text * 1000) == theirs.encode(text * 1000).ids, "a long one, without the library's threads"
     assert tokenizer.encode(tokenizer.shield(text), shielded=True) == tokenizer.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(list(np.array(tokenizer.encode(text)))) == text
@@ -354,6 +357,19 @@ def test_plain_text_never_gives_a_special_token(kind: str) -> None:
 
 
 # ---- prompts that cannot fit ----
+
+
+def test_a_long_text_leaves_time_to_other_threads() -> None:
+    """A server that reads a prompt of 1 MB sent no token to anybody for 3 s."""
+    library, text = Library(byte_tokenizer().to_str(), False), "def read(self, size): " * 10_000
+    counts: list[int] = []
+    reading = threading.Thread(target=lambda: counts.append(len(library.encode(text, True))))
+    reading.start()
+    turns = 0
+    while reading.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert counts == [len(text)] and turns > 10, "1 to 3 while the library holds on to the interpreter"
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(tmp_path: Path) -> None:

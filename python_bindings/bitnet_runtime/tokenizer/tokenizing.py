@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from tokenizers import Tokenizer
+
+LONG = 16_000  # characters: shorter texts keep others waiting for less than it takes to start the library's threads
 
 
 class Library:
@@ -20,7 +23,11 @@ class Library:
 
     def encode(self, text: str, edges: bool) -> list[int]:
         """Token ids; `edges`: with the tokens that the definition puts around a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=edges).ids
+        if len(text) < LONG:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=edges).ids
+        else:  # of the library's methods those for batches alone let other threads of Python run
+            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=edges)
+            ids = found.ids
         return ids
 
     def decode(self, tokens: list[int], skip_special: bool) -> str:
@@ -47,6 +54,7 @@ def answer(request: bytes) -> bytes:
     reply: dict[str, Any] = {"value": None}
     try:
         if method == "load":
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # here no thread may start
             _library = Library(*arguments)
         else:
             reply["value"] = getattr(_library, method)(*arguments)
