@@ -223,14 +223,16 @@ def test_the_page_names_every_exit_code() -> None:
 
 
 def test_variables_of_the_environment_are_on_a_page() -> None:
-    """Those that a user may set. Of the others one is torchrun's, one the terminal's, and one follows --workers."""
+    """Those that a user may set. Of the others one is torchrun's, one the terminal's, one follows --workers, and one
+    is set where no thread may start."""
     folders = ("bitnet", "bitnet_cli", "export", "python_bindings", "runtime_c/src")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.[cp]*") if path.suffix in (".py", ".c")]
     asked = re.compile(r'(?:environ\[|environ\.\w+\(|getenv\()"([A-Z_]+)"')
     found = {name for path in files for name in asked.findall(path.read_text(encoding="utf-8"))}
     assert "BITNET_ISA" in found
     pages = "".join(map(read, NAMES))
-    assert [name for name in found - {"LOCAL_RANK", "TERM", "RAYON_NUM_THREADS"} if f"`{name}" not in pages] == []
+    ours = {"LOCAL_RANK", "TERM", "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"}
+    assert [name for name in found - ours if f"`{name}" not in pages] == []
 
 
 def test_the_page_of_python_names_all_options_errors_and_facts() -> None:
