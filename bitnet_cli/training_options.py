@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from bitnet.reference import default_of
@@ -54,15 +53,6 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...], fine
             kind["choices"] = CHOICES[f.name]
         word = None if f.name in CHOICES else {int: "N", float: "X"}.get(type(plain), "NAME")
         group.add_argument(flag_of(f.name), default=None, help=text, metavar=word, **kind)
-
-
-def before_torch() -> None:
-    """Set what is read when torch is loaded.
-
-    By default its threads spin for milliseconds between operations, which on a machine that is busy with something
-    else makes a step ten times slower.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def given(args: argparse.Namespace) -> Given:

@@ -230,3 +230,12 @@ def test_a_signal_is_not_lost_while_libraries_are_loaded(sent: str, library: str
     command = [sys.executable, "-c", SWALLOWED, sent, library, *words.split()]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (-getattr(signal, sent), b"", ["file"])
+
+
+def test_threads_of_torch_wait_asleep_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert bitnet_cli.main(["inspect", "no such file"]) == 1
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    del os.environ["GOMP_SPINCOUNT"]
+    assert bitnet_cli.main(["inspect", "no such file"]) == 1
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"

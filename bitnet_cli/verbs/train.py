@@ -7,7 +7,7 @@ import argparse
 from bitnet.settings import CONVERSION
 from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import ask
-from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
+from bitnet_cli.training_options import add_branch, add_settings, conclude, given
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    before_torch()
     with at_once():
         from bitnet.setup.start import train
         from bitnet_export.convert.masters import read_start
