@@ -197,8 +197,9 @@ def is_locked(folder: Path) -> bool:
 def keep_freed_memory() -> None:
     """Ask glibc to reuse large blocks instead of returning them to the kernel.
 
-    Every step allocates the same activations; getting zeroed pages again made a step take up to twice
-    as long. This has to be called before other threads exist, such as those of parallel.joined.
+    Every pass allocates the same activations; getting zeroed pages again made a training step take up to twice
+    as long, and an export a fifth longer. This has to be called before other threads exist, such as those of
+    parallel.joined.
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     if sys.platform == "linux":

@@ -89,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
 
         manager = tasks_of(names)  # a wrong name is told before the checkpoint is packed
     if checkpoint:
+        from bitnet import process
+
+        process.keep_freed_memory()
         _check_samples(checkpoint.config, args)
         if args.threads:
             from bitnet.setup.hardware import set_threads

@@ -68,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
         if not is_packed:
             import torch  # noqa: F401  # which they load later
 
+            from bitnet import process
+
+            process.keep_freed_memory()
+
     say("writing the file and comparing it with the source, which takes a moment …")
     tokens = args.tokens or 50_000
     report: Report | Repacked
