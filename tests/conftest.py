@@ -44,6 +44,12 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(runlog, "plot", lambda *_: None)
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of `bitnet report` as HTML have words alone: to draw the figures of one takes 2 s."""
+    monkeypatch.setattr("bitnet.report.page._encoded", lambda *_: "")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread: for matrices this small a second one costs more than it gains."""

@@ -55,6 +55,7 @@ def test_dropout_drops_something_else_in_every_pass(run: Path, sentences: str, t
     assert len(drawn) == 1 + 3 * 2 and len(set(drawn[1:])) == 6
 
 
+@pytest.mark.usefixtures("no_figures")  # the PNG has the same
 def test_records(run: Path, sentences: str, tmp_path: Path) -> None:
     """Load and balance are in the log and on the page, and the loss is what is said of its parts."""
     records = losses(run)

@@ -61,6 +61,7 @@ def test_one_html_file_that_needs_no_other(run: Path, capsys: pytest.CaptureFixt
     assert not list(run.glob(".*.partial"))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_nothing_stays_of_a_page_that_is_stopped_while_it_is_drawn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even by a signal that allows no cleanup: no file exists yet."""
     names: list[set[str]] = []
@@ -75,6 +76,7 @@ def test_png(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_and_one_that_was_interrupted(run: Path) -> None:
     log = run / "log.jsonl"
     log.write_text("\n".join(log.read_text().splitlines()[:7]) + '\n{"step": 8, "tok')
@@ -175,6 +177,7 @@ def test_a_prompt_is_encoded_as_the_model_was_trained(tmp_path: Path) -> None:
     assert len(expected) == 7 and seen == [expected, expected]
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["config.json", "state.json", "tokenizer.json", "model.safetensors"])
 def test_damaged_checkpoints_are_said_to_be(name: str, run: Path) -> None:
     assert name not in page(run, "--tokens", "3")
@@ -199,6 +202,7 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert message in errors and errors.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_cannot_be_written_is_not_drawn(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +227,7 @@ def test_losses_have_the_unit_that_was_measured(tmp_path: Path) -> None:
         assert facts["validation loss"] == f"1.5000 nats/{unit}" and f"2.0000 nats/{unit} " in facts["training loss"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_link_stays_one_and_a_name_may_be_as_long_as_any(run: Path, tmp_path: Path) -> None:
     old, link, long = tmp_path / "old.html", tmp_path / "link.html", tmp_path / f"{'x' * 250}.html"
     old.write_text("old")
