@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,18 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of `bitnet report` as HTML have words alone: to draw the figures of one takes 2 s."""
     monkeypatch.setattr("bitnet.report.page._encoded", lambda *_: "")
+
+
+@pytest.fixture
+def bench_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bitnet bench` measures in this process, and reads 32 MB where no cache holds 2 GB, which take seconds."""
+    from bitnet_runtime import bench, machine
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=0, stdout=json.dumps(bench.measure(**json.loads(command[-1]))))
+
+    monkeypatch.setattr(machine, "buffer_bytes", lambda: 32 << 20)
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture(scope="module")

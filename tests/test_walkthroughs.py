@@ -121,7 +121,7 @@ def shown(name: str) -> list[Block]:
     return [block for block in blocks((ROOT / f"{name}.md").read_text(encoding="utf-8")) if block.fenced]
 
 
-@pytest.mark.usefixtures("no_figures")
+@pytest.mark.usefixtures("bench_here", "no_figures")
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_from_top_to_bottom(
     name: str, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
