@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,16 @@ def as_gguf(kind: str) -> dict[str, Any]:
     return GGUF[kind]
 
 
+@cache
+def engines(kind: str) -> Tokenizer:
+    """The tokenizer of the engine; to make one starts a process, for its template."""
+    return runtime(*of_gguf(as_gguf(kind))[::2])
+
+
 @settings(max_examples=100)
 @given(st.text(max_size=60), st.sampled_from(["llama-bpe", "qwen2", "falcon"]))
 def test_any_text_through_gguf_and_back(text: str, kind: str) -> None:
-    ours = runtime(*of_gguf(as_gguf(kind))[::2])
+    ours = engines(kind)
     original = foreign.byte_level(kind)
     assert ours.encode(text, parse_special=True) == original.encode(text).ids
     assert ours.decode(ours.encode(text)) == original.decode(original.encode(text).ids)

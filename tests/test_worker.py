@@ -312,6 +312,7 @@ def running() -> set[int]:
     return {worker._process.pid for worker in worker_module._workers if worker._process}
 
 
+@pytest.mark.usefixtures("quick_gc")
 @pytest.mark.parametrize("held", [False, True])
 def test_the_processes_of_a_model_end_with_it(held: bool, tmp_path: Path) -> None:
     gc.collect()
