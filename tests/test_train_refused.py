@@ -114,7 +114,7 @@ runpy.run_module("bitnet", run_name="__main__")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of Linux")
 @pytest.mark.parametrize(
     ("dim", "layers", "message"),
-    [(2048, 20, "training 2,0"), (512, 1, "memory ran out; lower --batch or --context, or take a smaller model")],
+    [(2048, 20, "training 2,0"), (64, 1, "memory ran out; lower --batch or --context, or take a smaller model")],
 )
 def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, tmp_path: Path) -> None:
     wide = ["--set", f"dim={dim}", "--set", "ffn_dim=16384", "--set", f"n_layers={layers}", "--set", "max_context=32"]

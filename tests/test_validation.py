@@ -147,14 +147,15 @@ def test_a_run_that_gets_worse_with_each_pass_says_so_once(
     scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(3.0, 3.05, 3.5, 3.6, 3.7)
-    argv = ["--steps", "240", "--eval-every", "60", "--quantize-warmup", "0", "--data", sentences]
+    argv = ["--steps", "48", "--eval-every", "12", "--quantize-warmup", "0", "--validation", "0.2"]
+    argv += ["--data", f"{sentences}/[0-5].txt"]
     assert bitnet("train", *words(*argv), "--out", tmp_path / "run") == 0
     said = capsys.readouterr().err
-    assert said.count("validation was better at step 60: in pass ") == 1
-    assert said.index("step 120: ") < said.index("validation was better") < said.index("step 180: ")
+    assert said.count("validation was better at step 12: in pass ") == 1
+    assert said.index("step 24: ") < said.index("validation was better") < said.index("step 36: ")
     passes = [float(n) for n in re.findall(r"tokens/s, pass ([\d.]+)", said)]
     n_tokens = int(re.search(r"([\d,]+) training tokens", said)[1].replace(",", ""))  # type: ignore[index]
-    assert passes[-1] == pytest.approx(240 * 4 * 32 / n_tokens, rel=0.05)
+    assert passes[-1] == pytest.approx(48 * 4 * 32 / n_tokens, rel=0.05)
 
 
 def test_what_is_best_is_not_forgotten(sentences: str, tmp_path: Path) -> None:
