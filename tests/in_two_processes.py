@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,7 +28,6 @@ processes.set_forkserver_preload(
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.checkpoint",
-        "matplotlib.pyplot",
     ]
 )
 
@@ -62,6 +62,7 @@ def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     faulthandler.enable()
     torch.set_num_threads(1)
+    mock.patch.object(runlog, "plot").start()  # nobody looks at it, and it takes a process a second
     sys.exit(work(*args))
 
 
