@@ -94,7 +94,7 @@ def test_a_process_may_train_many_models() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
         for dim in (32, 48, 64):
             model = small(dim=dim, n_layers=1)
-            compiler.compile_layers(model, "aot_eager")
+            compiler.compile_layers(model, "eager")  # graphs are counted before a backend gets them
             counters.clear()
             gradients(model)
             assert counters["stats"]["unique_graphs"] == 1, dim
