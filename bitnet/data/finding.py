@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
 import os
@@ -30,8 +31,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
     runs = set() if runs is None else runs
     others = Counter() if others is None else others
     if not sources:
-        root = Path(sysconfig.get_path("stdlib"))
-        return [file for file in walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
+        return [*_standard_library()]
     taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
@@ -61,6 +61,12 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
                 f"came from, `bitnet eval {file.name} --data TEXT` measures it"
             )
     return list(taken)
+
+
+@functools.cache  # each export asks, and looks at thousands of files
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return [file for file in walk(root, LEFT_OUT)[0] if file.suffix == ".py"]
 
 
 def absolute(path: str, folder: Path | None = None) -> str:

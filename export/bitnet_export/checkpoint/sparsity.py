@@ -60,9 +60,9 @@ def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
     tokens, _ = real_tokens(checkpoint, TOKENS)
     length = min(model.config.max_context, len(tokens))
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    texts = texts_of(model.config, windows, mask_token_of(checkpoint))
     with counting_zero_inputs(model) as counts, torch.inference_mode():
-        for text in texts_of(model.config, windows, mask_token_of(checkpoint)).inputs:
-            model.hidden(torch.from_numpy(text[None]))
+        model.hidden(torch.from_numpy(texts.inputs))
     return ZeroInputs.of(counts)
 
 
