@@ -58,7 +58,8 @@ def report(
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
     manager = manager or tasks_of(names)
-    evaluator.get_git_commit_hash = lambda: None  # it runs git, whose error outside of a repository would be shown
+    # Of what is not shown: git's error outside of a repository would be, and pip, gcc and others take seconds.
+    evaluator.get_git_commit_hash, evaluator.add_env_info = lambda: None, lambda found: None
     with contextlib.redirect_stdout(sys.stderr):  # progress messages of the harness are not the result
         found = evaluator.simple_evaluate(
             EngineLM(model, between=between, adapter=adapter),
