@@ -68,13 +68,14 @@ def default_of(name: str, finetune: bool = False) -> str:
     """The default of an option as --help prints it, "" where its sentence says what none means."""
     plain = getattr(Settings(), name)
     if finetune:
-        ternary = PRESETS["tiny"]
-        rates = [_shown(of_source(ternary, lora=lora, preference=wish)[0]["lr"])
-                 for lora, wish in ((False, False), (True, False), (False, True), (True, True))]  # fmt: skip
+        if name == "lr":
+            ternary = PRESETS["tiny"]
+            rates = [_shown(of_source(ternary, lora=lora, preference=wish)[0]["lr"])
+                     for lora, wish in ((False, False), (True, False), (False, True), (True, True))]  # fmt: skip
+            return "{}; with --lora {}, with --preference {}, with both {}".format(*rates)
         depends = {
             "quantize_warmup": "0.5, from a ternary source 0",
             "context": f"the source's, at most {CONTEXT}",
-            "lr": "{}; with --lora {}, with --preference {}, with both {}".format(*rates),
         }
         return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
     values: dict[str, list[str]] = {}
