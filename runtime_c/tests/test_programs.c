@@ -268,7 +268,7 @@ static void pass(uint64_t *random) {
 }
 
 static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t type) {
-    /* With sanitizers most of the time goes to the kernels, nine tenths of it to the scalar ones. */
+    /* With sanitizers most of the time goes to the kernels, nine tenths to the scalar ones. */
     const int32_t calls = !SANITIZED ? CALLS : strcmp(isa, "scalar") == 0 ? CALLS / 7 : CALLS / 2;
     bn_model_info info;
     ok(bn_model_get_info(single, &info));
