@@ -53,6 +53,18 @@ def test_huge_bodies(serving: Serving) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
 
+def test_the_longest_headers_that_are_taken(serving: Serving) -> None:
+    """Also where they come as a whole, in one read."""
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: %s\r\n\r\n"
+    room = protocol.MOST_HEADERS - len(head % b"")
+    with connect(serving, head % (b"y" * room)) as connection:
+        assert until(connection, b"}").startswith(b"HTTP/1.1 200")
+        connection.sendall(head % (b"y" * (room + 1)))
+        answer = until(connection, b"}}")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"its headers have 65,537 bytes, expected at most 65,536" in answer
+
+
 def test_a_body_does_not_come_in_crumbs(serving: Serving) -> None:
     """A chunk of a byte costs as much as a large one: of two clients that sent such, the event loop stood for 10 s."""
     head = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -15,7 +15,7 @@ from bitnet_serve import body
 from bitnet_serve.errors import ApiError
 
 HEADERS = 10.0  # seconds until the headers of a request are there
-MOST_HEADERS = 64 << 10  # bytes of those that have not come as a whole
+MOST_HEADERS = 64 << 10  # bytes of these
 MOST_CONNECTIONS = 512
 MOST_SLOW = 128  # of these from one address, whose requests are not whole, or whose answers are not read
 MOST_NEW = 384  # of these that came within a second: many may come at once, and have their request read in turn
@@ -31,7 +31,8 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close
 
 
 class Connection(h11.Connection):
-    """Refuses bodies in many small chunks: 40,000 of them may have come when the event loop's thread reads."""
+    """Refuses bodies in many small chunks: 40,000 of them may have come when the event loop's thread reads. Also long
+    headers that came in one read: h11 looks only at those that are not whole."""
 
     _crumbs = 0
 
@@ -39,6 +40,8 @@ class Connection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._crumbs = 0
+            if (size := _size(event)) > MOST_HEADERS:
+                raise h11.RemoteProtocolError(f"its headers have {size:,} bytes, expected at most {MOST_HEADERS:,}")
         elif isinstance(event, h11.Data) and len(event.data) < CRUMB:
             self._crumbs += 1
             if self._crumbs > MOST_CRUMBS:
@@ -47,6 +50,12 @@ class Connection(h11.Connection):
                 )
                 raise h11.RemoteProtocolError(told)
         return event
+
+
+def _size(request: h11.Request) -> int:
+    """Bytes of its first line and headers."""
+    lines = sum(len(name) + len(value) + len(": \r\n") for name, value in request.headers)
+    return len(request.method) + len(request.target) + len("  HTTP/1.1\r\n\r\n") + lines
 
 
 class Protocol(H11Protocol):
