@@ -89,6 +89,16 @@ def test_an_open_server_may_be_called_by_some_names_alone(tmp_path: Path) -> Non
                 assert request(serving, "GET", "/v1/models", headers=asked)[0] == status
 
 
+def test_probes_ask_by_any_name(tmp_path: Path) -> None:
+    """Kubernetes and load balancers ask by the address of a machine, or a name of their own; and nobody else may."""
+    with served(small_model(tmp_path), allow_hosts=["server.example"]) as serving:
+        for path, status in (("/health", 200), ("/v1/health/", 200), ("/", 403), ("/health/x", 403), ("/version", 403)):
+            for host in ("10.1.2.3:8080", "probe"):
+                assert request(serving, "GET", path, headers={"host": host})[0] == status
+        asked = {"host": "10.1.2.3:8080", "origin": "https://evil.example"}
+        assert request(serving, "GET", "/health", headers=asked)[0] == 403, "no page of another site"
+
+
 def test_a_proxy_may_replace_the_host(tmp_path: Path) -> None:
     """The page comes from its public name, and the proxy asks by that of this machine."""
     other = "https://server.example:1"

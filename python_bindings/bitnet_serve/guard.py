@@ -15,7 +15,9 @@ from bitnet_serve.endpoints.sending import send_all
 from bitnet_serve.errors import ApiError
 
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
-OPEN = frozenset({"/", "/health", "/v1/health"})
+HEALTH = frozenset({"/health", "/v1/health"})
+"""Open under any name: probes ask by the address of a machine, or by a name of their own."""
+OPEN = HEALTH | {"/"}
 """Open without a key: the page, which is empty, and whether the server is up."""
 
 
@@ -42,7 +44,8 @@ class Guard:
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:
             _check_length(headers)
-            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            if scope["path"] not in HEALTH:
+                self._check_host(headers.get(b"host", b"").decode("latin-1"))
             cors = self._check_origin(origin, headers.get(b"host", b"").decode("latin-1"))
             if scope["method"] == "OPTIONS" and cors:
                 asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
