@@ -16,6 +16,7 @@ from runtime_models import SMALL, TEMPLATE
 from servers import as_http, connect, post, served, wait
 
 FORMATS: list[dict[str, Any]] = [{}, {}, {"regex": "[a-f]{3,30}"}, {"json_schema": {"enum": ["one", "two"]}}]
+KEYS = ("one", "two", "three")  # of clients, whose answers pause for each other
 ADAPTERS = (None, "cats", "dogs")
 
 
@@ -34,9 +35,11 @@ def some(rng: random.Random, shared: list[int]) -> dict[str, Any]:
     }
 
 
-def leave(serving: Serving, asked: dict[str, Any], reads: int) -> None:
+def leave(serving: Serving, asked: dict[str, Any], reads: int, key: str) -> None:
     """A client that goes after some of a stream."""
-    with connect(serving, as_http("/v1/completions", asked | {"stream": True, "max_tokens": 100})) as connection:
+    data = as_http("/v1/completions", asked | {"stream": True, "max_tokens": 100})
+    data = data.replace(b"\r\n", b"\r\nauthorization: Bearer %s\r\n" % key.encode(), 1)
+    with connect(serving, data) as connection:
         for _ in range(reads):
             connection.recv(300)
 
@@ -52,13 +55,15 @@ def test_the_same_bits_with_drafts_adapters_formats_and_neighbours_who_leave(tmp
     asked = [some(rng, shared) for _ in range(200)]
 
     def ask(serving: Serving, i: int) -> Any:
+        key = KEYS[i % 7 % 3]
         if i % 5 == 4:
-            return leave(serving, asked[i], i % 4)
-        status, found = post(serving, "/v1/completions", asked[i] | {"receipt": True})
+            return leave(serving, asked[i], i % 4, key)
+        status, found = post(serving, "/v1/completions", asked[i] | {"receipt": True}, authorization=f"Bearer {key}")
         assert status == 200, found
         return found["choices"][0]
 
-    with served(path, adapters=adapters, queue=200) as serving, ThreadPoolExecutor(40) as pool:
+    options: Any = {"adapters": adapters, "parallel": 4, "queue": 200, "api_keys": KEYS}
+    with served(path, **options) as serving, ThreadPoolExecutor(40) as pool:
         found = list(pool.map(lambda i: ask(serving, i), range(len(asked))))
         wait(lambda: serving.models["m"].scheduler.load == (0, 0))
     with Model.load(path, threads=1, adapters=adapters) as model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from bitnet_serve.app import Api, has_pictures
 from bitnet_serve.models.scheduler import OverloadedError, Scheduler
 from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.turns import Turns
+from runtime_models import slow_model
+from servers import as_http, connect, idle, post, served, wait
 
 
 @pytest.fixture
@@ -107,6 +110,25 @@ def test_a_turn_that_does_not_come() -> None:
             pass
 
     asyncio.run(run())
+
+
+def test_a_client_with_all_places_makes_room_for_others(tmp_path: Path) -> None:
+    """Whether his answers are long, or his texts to embed many. All of them waited for the end of one."""
+    many = {"input": [[1, 2, 3] * 1000] * 100, "pooling": "mean"}
+    key = b"\r\nauthorization: Bearer a"
+    with served(slow_model(tmp_path), parallel=2, api_keys=["a", "b"]) as serving:
+        scheduler = serving.models["slow"].scheduler
+        for path, asked in (("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 60_000}), ("/v1/embeddings", many)):
+            data = as_http(path, asked).replace(b"localhost", b"localhost" + key)
+            with connect(serving, data), connect(serving, data):
+                wait(lambda: scheduler.load == (2, 0))
+                assert (
+                    post(serving, "/v1/completions", {"prompt": "x", "max_tokens": 5}, authorization="Bearer b")[0]
+                    == 200
+                )
+                found = post(serving, "/v1/embeddings", {"input": "x", "pooling": "mean"}, authorization="Bearer b")
+                assert (found[0], scheduler.load) == (200, (2, 0))
+            wait(lambda: idle(serving))
 
 
 FREE_TOOL: Any = {"type": "function", "function": {"name": "f"}}

@@ -42,7 +42,7 @@ def _label(text: str) -> str:
 ROWS: tuple[tuple[str, str, Callable[[Served], int]], ...] = (
     ("prompt_tokens_total", "tokens of prompts of ended answers", lambda s: s.scheduler.prompt_tokens),
     ("tokens_predicted_total", "tokens generated", lambda s: s.scheduler.completion_tokens),
-    ("requests_processing", "answers being computed", lambda s: s.scheduler.load[0]),
+    ("requests_processing", "answers that have begun", lambda s: s.scheduler.load[0]),
     ("requests_deferred", "answers that wait", lambda s: s.scheduler.load[1]),
     ("answers_total", "answers that ended, for any reason", lambda s: s.scheduler.finished),
     ("answers_cancelled_total", "ended answers that were cancelled", lambda s: s.scheduler.cancelled),

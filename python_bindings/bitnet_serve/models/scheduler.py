@@ -176,15 +176,18 @@ class Scheduler:
             self._end(task)
 
     def _join(self) -> None:
-        """Begin with those that wait, as far as there are places and memory. One that waits for its reader takes no
-        place: whoever does not read keeps nobody else from an answer."""
-        while self._queue and self._busy < self._places and time.monotonic() >= self._retry:
+        """Begin with those that wait, as far as there are places and memory."""
+        while self._queue and time.monotonic() >= self._retry:
             with self._wake:
-                clients = Counter(task.client for task in self._running)
-                requests = Counter(task.request for task in self._running)
+                clients = Counter(task.client for task in self._active)
+                requests = Counter(task.request for task in self._active)
                 task = min(self._queue, key=lambda task: (clients[task.client], requests[task.request]))  # the first
+                share = clients[task.client] + 1
+                if sum(min(n, share) for n in clients.values()) >= self._places:  # it would pause: see _round
+                    return
                 self._queue.remove(task)
                 self._running.append(task)
+                task.turn = self._turn
             try:
                 task.open()
                 if task.done:
@@ -202,15 +205,30 @@ class Scheduler:
                 self._fail(task, error)
 
     @property
-    def _busy(self) -> int:
-        return sum(not task.waits for task in self._running)
+    def _active(self) -> list[Task]:
+        """Those that run. One that waits for its reader takes no place: whoever does not read keeps nobody else from
+        an answer."""
+        return [task for task in self._running if not task.waits]
+
+    def _with_places(self) -> list[Task]:
+        """The first of each client, then the second of each, and so on. There may be more where clients came later, or
+        some have waited for their readers: these pause."""
+        seen: Counter[object] = Counter()
+        place = dict[Task, int]()
+        for task in self._active:
+            place[task] = seen[task.client]
+            seen[task.client] += 1
+        return sorted(place, key=place.__getitem__)[: self._places]
 
     def _round(self) -> bool:
         """A piece, and a pass; False: there was nothing to do."""
-        going = [task for task in self._running if task.writer and not task.writer.loads and not task.waits]
-        going = going[: self._places]  # more are running where some have waited for their readers
-        coming = [task for task in self._running if task.writer is None or task.writer.loads]
-        coming.sort(key=lambda task: task.turn)
+        tasks = self._with_places()
+        going = [task for task in tasks if task.writer and not task.writer.loads]
+        coming = [task for task in tasks if task.writer is None or task.writer.loads]
+        latest = dict[object, int]()
+        for task in coming:
+            latest[task.client] = max(task.turn, latest.get(task.client, 0))
+        coming.sort(key=lambda task: (latest[task.client], task.turn))
         if alone := bool(coming) and coming[0].writer is None:
             task, most = coming[0], PIECE if going else PIECE_ALONE
             self._take_turn(task)
@@ -256,6 +274,7 @@ class Scheduler:
         with self._wake:  # whoever sees nothing run finds it counted
             if task in self._running:
                 self._running.remove(task)
+                self._queue = deque(sorted(self._queue, key=lambda each: each.client == task.client))  # now the last
         try:
             task.close()
         except Exception:
