@@ -141,7 +141,8 @@ class NumericError(BitnetError, RuntimeError):
 
 
 class ThreadError(BitnetError, RuntimeError):
-    """A worker thread could not be started, or the process in which a template, a tokenizer or a format runs."""
+    """A worker thread could not be started, or the process in which a template, a tokenizer or a format runs; or the
+    machine is too busy for it."""
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from bitnet_runtime.errors import (
     MissingDependencyError,
     ModelTooLargeError,
     TemplateError,
+    ThreadError,
     TokenizerError,
     UnsupportedModelError,
 )
@@ -93,7 +94,7 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         unknown = str(error).startswith("unknown parameter")
         param = field if field and error.param in OF_TEXTS else error.param
         return refuse(str(error), param or None, "unknown_parameter" if unknown else "invalid_value")
-    if isinstance(error, CacheFullError):
+    if isinstance(error, CacheFullError | ThreadError):
         return ApiError(503, str(error), "overloaded", retry_after=10)
     if isinstance(error, ModelTooLargeError):
         return ApiError(503, str(error), "out_of_memory", retry_after=10)

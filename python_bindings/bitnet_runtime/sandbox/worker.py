@@ -46,7 +46,7 @@ class Worker:
 
     def ask(self, request: bytes, seconds: float = 1.0, memory: int = MEMORY) -> bytes:
         """The answer. Raises WorkerError: more CPU time or memory than given, or a crash; ThreadError: there is no
-        process, which is no fault of the program or the request."""
+        process, or it does not run, which is no fault of the program or the request."""
         with self._lock:
             if self._busy:  # a signal handler, within a request of the same thread
                 other = Worker(self._program, self._libraries, self._setup)
@@ -137,13 +137,16 @@ class Worker:
             pass
         return b"".join(parts)
 
-    def _failure(self, seconds: float) -> WorkerError:
+    def _failure(self, seconds: float) -> WorkerError | ThreadError:
         """Why there was no answer."""
         process = self._process
         try:
             status = process.wait(0.1) if process else 0
         except subprocess.TimeoutExpired:
-            return WorkerError(f"no answer within {PATIENCE * seconds:.0f} s")
+            return ThreadError(
+                f"a process with limits gave no answer within {PATIENCE * seconds:.0f} s, and took less than "
+                f"{seconds:.1f} s of CPU time: the machine is too busy, or something stopped it; try again later"
+            )
         if status == -signal.SIGPROF:
             return WorkerError(f"it takes more than {seconds:.1f} s")
         if status == 0:  # it never ends by itself: somebody else took the status, or SIGCHLD is ignored
