@@ -7,11 +7,14 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
+from starlette.types import Message
 
 from bitnet_serve.app import Api, has_pictures
+from bitnet_serve.models.registry import Served
 from bitnet_serve.models.scheduler import OverloadedError, Scheduler
 from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.turns import Turns
@@ -131,6 +134,20 @@ def test_a_client_with_all_places_makes_room_for_others(tmp_path: Path) -> None:
             wait(lambda: idle(serving))
 
 
+UNUSED = Mock(spec=Served)  # the model, as nobody asks for a conversation
+
+
+def asking(client: str, long: bool) -> Request:
+    """A request whose client stays."""
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": [], "state": {"client": client, "long": long}}
+    return Request(scope, receive)
+
+
 FREE_TOOL: Any = {"type": "function", "function": {"name": "f"}}
 STRICT_TOOL: Any = {"type": "function", "function": {"name": "f", "strict": True}}
 
@@ -161,10 +178,10 @@ STRICT_TOOL: Any = {"type": "function", "function": {"name": "f", "strict": True
 def test_whoever_needs_no_format_waits_for_none(asked: dict[str, Any], waits: bool) -> None:
     api = Api(Shelf({}, 0), 1 << 20)
     api._formats = Turns("others compile", 0.01)
-    request = Request({"type": "http", "headers": [], "state": {"client": "a", "long": False}})
+    request = asking("a", False)
 
     async def run() -> None:
-        async with api._formats.turn("another"), api._turn(request, asked):
+        async with api._formats.turn("another"), api._turn(request, UNUSED, asked):
             pass
 
     with pytest.raises(OverloadedError) if waits else contextlib.nullcontext():
@@ -178,10 +195,10 @@ def test_pictures_and_long_texts_wait_for_others_with_a_format_too(kind: str, as
     turns = Turns("others work", 0.01)
     setattr(api, kind, turns)
     whole = asked | ({"input": {"image": "data:"}} if pictures else {})
-    request = Request({"type": "http", "headers": [], "state": {"client": "a", "long": not pictures}})
+    request = asking("a", not pictures)
 
     async def run() -> None:
-        async with turns.turn("another"), api._turn(request, whole):
+        async with turns.turn("another"), api._turn(request, UNUSED, whole):
             pass
 
     with pytest.raises(OverloadedError, match="others work"):
@@ -192,14 +209,11 @@ def test_long_texts_take_turns() -> None:
     """Each may hold Python's lock for a second, and take 300 MB."""
     api = Api(Shelf({}, 0), 1 << 20)
 
-    def request(client: str, long: bool) -> Request:
-        return Request({"type": "http", "headers": [], "state": {"client": client, "long": long}})
-
     async def run() -> list[str]:
         served, gate = list[str](), asyncio.Event()
 
         async def work(client: str, long: bool) -> None:
-            async with api._turn(request(client, long), {"prompt": "a"}):
+            async with api._turn(asking(client, long), UNUSED, {"prompt": "a"}):
                 served.append(client)
                 await gate.wait()
 
@@ -208,7 +222,7 @@ def test_long_texts_take_turns() -> None:
         found = list(served)
         gate.set()
         await asyncio.gather(*tasks)
-        return found + served[2:]
+        return sorted(found) + served[2:]
 
     assert asyncio.run(run()) == ["a", "c", "b", "a"]
 

@@ -132,7 +132,7 @@ class Api:
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
             try:
-                async with self._turn(request, asked):
+                async with self._turn(request, served, asked):
                     return Answer(await asyncio.to_thread(understand, served, asked), leave)
             except BaseException:
                 leave()
@@ -141,23 +141,27 @@ class Api:
         return endpoint
 
     @contextlib.asynccontextmanager
-    async def _turn(self, request: Request, asked: Mapping[str, Any]) -> AsyncIterator[None]:
-        """At a time one format is compiled, one request's pictures are decoded, and one long text is tokenized, so that
-        other requests do not wait for threads, and memory is bounded."""
-        client = client_of(request)
+    async def _turn(self, request: Request, served: Served, asked: Mapping[str, Any]) -> AsyncIterator[None]:
+        """At a time one format is compiled, one request's pictures are decoded, one long text is tokenized, and few
+        chat templates are filled in, so that other requests do not wait for threads, and memory is bounded."""
+        needed = list[Turns]()
+        if has_pictures(asked):  # whose bytes are long, and no text
+            needed.append(self._pictures)
+        elif request.state.long:
+            needed.append(self._long)
+        if "messages" in asked or request.scope["path"] == "/v1/responses":
+            needed.append(served.conversations)
+        if offers.may_be_held(asked):  # last, as others wait least for it
+            needed.append(self._formats)
         async with contextlib.AsyncExitStack() as stack:
-            if has_pictures(asked):  # whose bytes are long, and no text
-                await stack.enter_async_context(self._pictures.turn(client))
-            elif request.state.long:
-                await stack.enter_async_context(self._long.turn(client))
-            if offers.may_be_held(asked):  # last, as others wait least for it
-                await stack.enter_async_context(self._formats.turn(client))
+            for turns in needed:
+                await unless_gone(request.receive, stack.enter_async_context(turns.turn(client_of(request))))
             yield
 
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
         try:
-            async with self._turn(request, asked):
+            async with self._turn(request, served, asked):
                 texts = await asyncio.to_thread(embeddings.understand, served, asked)
             work = embeddings.compute(served, texts, client_of(request))
             tokens, found = await unless_gone(request.receive, work)
@@ -172,7 +176,7 @@ class Api:
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
             try:
-                async with self._turn(request, asked):
+                async with self._turn(request, served, asked):
                     return await asyncio.to_thread(lambda: JSONResponse(compute(served, asked)))
             finally:
                 leave()

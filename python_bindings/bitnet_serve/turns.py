@@ -1,4 +1,4 @@
-"""Who is next where requests do one at a time what takes long, or much memory."""
+"""Who is next where requests do one at a time, or few, what takes long, or much memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bitnet_serve.models.scheduler import OverloadedError
 class Turns:
     """Clients take turns, however many requests each of them has; requests of a client come in their order."""
 
-    def __init__(self, doing: str, patience: float) -> None:
-        """doing: what the others do whom one waits for, at most so many seconds."""
+    def __init__(self, doing: str, patience: float, together: int = 1) -> None:
+        """doing: what the others do whom one waits for, at most so many seconds. together: how many have a turn."""
         self._doing, self._patience = doing, patience
         self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the next client first
-        self._taken = False
+        self._free = together
 
     @contextlib.asynccontextmanager
     async def turn(self, client: object) -> AsyncIterator[None]:
@@ -33,8 +33,8 @@ class Turns:
             self._give(client)
 
     async def _take(self, client: object) -> None:
-        if not self._taken:
-            self._taken = True
+        if self._free:
+            self._free -= 1
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(mine)
@@ -58,4 +58,4 @@ class Turns:
             if not following.done():  # it is, when it gave up
                 following.set_result(None)
                 return
-        self._taken = False
+        self._free += 1

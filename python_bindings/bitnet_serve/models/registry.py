@@ -17,6 +17,7 @@ from bitnet_runtime.shape import checksum_of
 from bitnet_serve.errors import ApiError
 from bitnet_serve.models.scheduler import Scheduler
 from bitnet_serve.models.sessions import Sessions
+from bitnet_serve.turns import Turns
 
 Loader = Callable[[bool, Collection[str]], Model]
 """Opens a file without these of its adapters. True: only to look at it, so its weights need not be checked."""
@@ -32,6 +33,8 @@ class Served:
     ) -> None:
         """model: opened only to inspect it. sessions: makes the sessions of a loaded model."""
         self.name, self.scheduler = name, scheduler
+        # One has the process of the template. Another may count its tokens meanwhile, but no more wait in threads.
+        self.conversations = Turns("chat templates of other requests are being filled in", 30, 2)
         self.adapter: str | None = None  # that the texts of a request have
         self._load, self._new_sessions = load, sessions
         self._model: Model | None = None
