@@ -98,6 +98,9 @@ class Api:
     async def health(self, request: Request) -> Response:
         if self.draining:
             raise shutting_down()
+        if dead := [each.name for each in self._shelf if not each.scheduler.lives]:
+            told = f"{dead[0]} answers no more, after a mistake of the server; its log says more; restart the server"
+            raise ApiError(503, told, "internal_error")
         return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:

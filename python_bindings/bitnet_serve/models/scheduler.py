@@ -131,6 +131,11 @@ class Scheduler:
         self._thread.join()
 
     @property
+    def lives(self) -> bool:
+        """Whether its thread does; a mistake of the server may end it, and then nobody is answered."""
+        return self._thread.is_alive()
+
+    @property
     def requests(self) -> int:
         """Requests that have a place."""
         with self._wake:
