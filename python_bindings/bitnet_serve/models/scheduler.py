@@ -48,6 +48,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._queue: deque[Task] = deque()
         self._running: list[Task] = []  # oldest first
+        self._full_with: list[Task] | None = None  # running tasks beside which none of the queue had a place
         self._passes = Passes()
         self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._requests: Counter[object] = Counter()  # of each client
@@ -98,6 +99,7 @@ class Scheduler:
             if self._closing:
                 raise OverloadedError("the server is shutting down", 5)
             self._queue.extend(tasks)
+            self._full_with = None
             self._wake.notify()
 
     def cancel(self, tasks: Sequence[Task]) -> None:
@@ -184,11 +186,15 @@ class Scheduler:
         """Begin with those that wait, as far as there are places and memory."""
         while self._queue and time.monotonic() >= self._retry:
             with self._wake:
-                clients = Counter(task.client for task in self._active)
-                requests = Counter(task.request for task in self._active)
+                active = self._active
+                if active == self._full_with:
+                    return
+                clients = Counter(task.client for task in active)
+                requests = Counter(task.request for task in active)
                 task = min(self._queue, key=lambda task: (clients[task.client], requests[task.request]))  # the first
                 share = clients[task.client] + 1
-                if sum(min(n, share) for n in clients.values()) >= self._places:  # it would pause: see _round
+                if sum(min(n, share) for n in clients.values()) >= self._places:  # it would pause
+                    self._full_with = active
                     return
                 self._queue.remove(task)
                 self._running.append(task)
@@ -218,9 +224,12 @@ class Scheduler:
     def _with_places(self) -> list[Task]:
         """The first of each client, then the second of each, and so on. There may be more where clients came later, or
         some have waited for their readers: these pause."""
+        active = self._active
+        if len(active) <= self._places:
+            return active
         seen: Counter[object] = Counter()
         place = dict[Task, int]()
-        for task in self._active:
+        for task in active:
             place[task] = seen[task.client]
             seen[task.client] += 1
         return sorted(place, key=place.__getitem__)[: self._places]
@@ -280,6 +289,7 @@ class Scheduler:
             if task in self._running:
                 self._running.remove(task)
                 self._queue = deque(sorted(self._queue, key=lambda each: each.client == task.client))  # now the last
+                self._full_with = None
         try:
             task.close()
         except Exception:
