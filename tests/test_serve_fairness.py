@@ -13,6 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from bitnet_serve import app
 from bitnet_serve.app import Api, has_pictures
 from bitnet_serve.models.registry import Served
 from bitnet_serve.models.scheduler import OverloadedError, Scheduler
@@ -144,8 +145,8 @@ def asking(client: str, long: bool) -> Request:
         await asyncio.Event().wait()
         raise AssertionError
 
-    scope = {"type": "http", "path": "/v1/completions", "headers": [], "state": {"client": client, "long": long}}
-    return Request(scope, receive)
+    state = {"client": client, "size": app.LONG * long}
+    return Request({"type": "http", "path": "/v1/completions", "headers": [], "state": state}, receive)
 
 
 FREE_TOOL: Any = {"type": "function", "function": {"name": "f"}}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bitnet_runtime.sandbox.worker import Worker
+from bitnet_serve.endpoints import embeddings
 from bitnet_serve.server import Serving
 from image_models import VOCAB, packed
 from runtime_models import SMALL, TEMPLATE
@@ -52,6 +53,25 @@ def test_slow_templates_leave_threads_to_others(serving: Serving, gate: threadin
         assert not any(chat.done() for chat in chats)
         gate.set()
         assert {chat.result()[0] for chat in chats} == {200}
+
+
+def test_texts_of_some_length_leave_threads_to_others(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 64 requests of one client took 9 s, in which nobody else was answered."""
+    (each,) = serving.models.values()
+    gate, understand = threading.Event(), embeddings.understand
+
+    def waiting(*given: Any) -> embeddings.Asked:
+        assert gate.wait(60)
+        return understand(*given)
+
+    monkeypatch.setattr(embeddings, "understand", waiting)
+    asked = {"input": ["x"] * 5000}  # which is refused, and no work
+    with ThreadPoolExecutor(40) as pool:
+        found = [pool.submit(post, serving, "/v1/embeddings", asked) for _ in range(40)]
+        wait(lambda: each.scheduler.requests == 40)
+        assert post(serving, COMPLETE, {"prompt": "x", "max_tokens": 2})[0] == 200
+        gate.set()
+        assert {each.result()[0] for each in found} == {400}
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])

@@ -50,7 +50,7 @@ TEXT_FIELDS = {
 }
 """The field of each path that holds the text, for errors about a context that is too small."""
 BODIES = 32  # how many of the largest bodies may be on their way at a time
-AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread would start
+AT_ONCE = 16 << 10  # bytes: a smaller body is parsed sooner than another thread would start; of others few are read
 LONG = 128 << 10  # bytes: larger texts are tokenized one at a time, as 1 MiB may take a second and 300 MB
 MOST_PARTS = 10_000  # parts of messages that the event loop's thread searches for pictures; there may be some in more
 
@@ -67,6 +67,7 @@ class Api:
         self._formats = Turns("formats of other requests are being compiled", 2.5)
         self._pictures = Turns("pictures of other requests are being decoded", 30)
         self._bodies = body.Room(BODIES * most_body)
+        self._texts = Turns("texts of other requests are being read", 30, 2)
         self._long = Turns("long texts of other requests are being read", 30)
 
     def application(self) -> Starlette:
@@ -145,13 +146,13 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def _turn(self, request: Request, served: Served, asked: Mapping[str, Any]) -> AsyncIterator[None]:
-        """At a time one format is compiled, one request's pictures are decoded, one long text is tokenized, and few
-        chat templates are filled in, so that other requests do not wait for threads, and memory is bounded."""
+        """At a time one format is compiled, one request's pictures are decoded, one long text and few shorter ones are
+        tokenized, and few chat templates filled in: other requests do not wait for threads, and memory is bounded."""
         needed = list[Turns]()
         if has_pictures(asked):  # whose bytes are long, and no text
             needed.append(self._pictures)
-        elif request.state.long:
-            needed.append(self._long)
+        elif request.state.size >= AT_ONCE:
+            needed.append(self._long if request.state.size >= LONG else self._texts)
         if "messages" in asked or request.scope["path"] == "/v1/responses":
             needed.append(served.conversations)
         if offers.may_be_held(asked):  # last, as others wait least for it
@@ -199,7 +200,7 @@ class Api:
 
         try:
             data = await body.read(request, self._most_body, take)
-            request.state.long = len(data) >= LONG
+            request.state.size = len(data)
             asked = body.parse(data) if len(data) < AT_ONCE else await asyncio.to_thread(body.parse, data)
         finally:
             self._bodies.give(held, client)
