@@ -122,6 +122,30 @@ def test_clients_take_turns_with_pieces(scheduler: Scheduler) -> None:
     assert abs(made - (other.pieces - after[0][1])) <= 12
 
 
+def test_a_short_text_does_not_wait_for_a_piece_of_each_long_one() -> None:
+    begun: list[str] = []
+    scheduler = Scheduler(places=16, queue=64, name="")
+    long = [Named("long", begun) for _ in range(10)]
+    made = list[int]()
+
+    class Noting(Named):
+        def open(self) -> None:
+            made.append(sum(task.pieces for task in long))
+
+        def piece(self, most: int) -> None:
+            self.open()
+            self.done = True
+
+    scheduler.submit(long, "a")
+    wait(lambda: all(task.pieces for task in long))
+    for _ in range(5):
+        short = Noting("", begun)
+        scheduler.submit([short], "a")
+        assert short.closed.wait(30)
+    scheduler.close()
+    assert all(end - begin <= 1 for begin, end in zip(made[::2], made[1::2], strict=True))
+
+
 class Short(Named):
     """One of a client who asks again as soon as he is answered."""
 

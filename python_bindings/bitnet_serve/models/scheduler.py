@@ -53,6 +53,7 @@ class Scheduler:
         self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._requests: Counter[object] = Counter()  # of each client
         self._turn = 0
+        self._new_had_turn = False  # the latest turn was the first of its task
         self._closing = False
         self._retry = 0.0  # when to try again to allocate memory; at once when a running task has ended
         self._seconds = 1.0  # running mean of the duration of requests
@@ -242,7 +243,9 @@ class Scheduler:
         latest = dict[object, int]()
         for task in coming:
             latest[task.client] = max(task.turn, latest.get(task.client, 0))
-        coming.sort(key=lambda task: (latest[task.client], task.turn))
+        # A short text does not wait for a piece of each long one; nor do these for all short ones that keep coming.
+        new_first = not self._new_had_turn
+        coming.sort(key=lambda task: (latest[task.client], new_first and task.had_turn, task.turn))
         if alone := bool(coming) and coming[0].writer is None:
             task, most = coming[0], PIECE if going else PIECE_ALONE
             self._take_turn(task)
@@ -262,7 +265,8 @@ class Scheduler:
 
     def _take_turn(self, task: Task) -> None:
         self._turn += 1
-        task.turn = self._turn
+        self._new_had_turn = not task.had_turn
+        task.turn, task.had_turn = self._turn, True
 
     def _do_part(self, task: Task, part: Callable[[], None]) -> None:
         """Of its work, which may be the last or fail."""

@@ -16,7 +16,8 @@ class Task:
     prompt_tokens = completion_tokens = 0  # computed, once it is closed
     request: object = None  # that it belongs to
     client: object = None  # of that request
-    turn = 0  # when its latest piece was computed
+    turn = 0  # when its latest piece was computed, or it began
+    had_turn = False
     seconds: Mapping[str, float] = MappingProxyType({})  # its durations by LATENCIES, once it is closed
 
     def open(self) -> None:
