@@ -2,8 +2,9 @@
 
 A pass computes a token of every answer that runs, draft tokens behind it, and a chunk of the prompts that load
 (`bitnet_runtime.answers.together.Passes`). So an answer never waits for more than a chunk, and nobody for a whole
-prompt of another. A free place goes to the client with the fewest tasks running, and among that client's requests
-to the one with the fewest, the oldest first. Nobody can take the whole queue.
+prompt of another. A free place goes to the client with the fewest tasks running, then to the request with the
+fewest, then to the client whose latest ended first. Who has more than his share has his latest tasks pause when others
+come. Clients take turns with pieces of prompts. Nobody can take the whole queue.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
 
@@ -225,24 +226,22 @@ class Scheduler:
     def _with_places(self) -> list[Task]:
         """The first of each client, then the second of each, and so on. There may be more where clients came later, or
         some have waited for their readers: these pause."""
-        active = self._active
+        active, seen, place = self._active, Counter[object](), dict[Task, int]()
         if len(active) <= self._places:
             return active
-        seen: Counter[object] = Counter()
-        place = dict[Task, int]()
         for task in active:
             place[task] = seen[task.client]
             seen[task.client] += 1
-        return sorted(place, key=place.__getitem__)[: self._places]
+        return sorted(active, key=place.__getitem__)[: self._places]
 
     def _round(self) -> bool:
         """A piece, and a pass; False: there was nothing to do."""
         tasks = self._with_places()
         going = [task for task in tasks if task.writer and not task.writer.loads]
         coming = [task for task in tasks if task.writer is None or task.writer.loads]
-        latest = dict[object, int]()
+        latest = Counter[object]()
         for task in coming:
-            latest[task.client] = max(task.turn, latest.get(task.client, 0))
+            latest[task.client] = max(task.turn, latest[task.client])
         # A short text does not wait for a piece of each long one; nor do these for all short ones that keep coming.
         new_first = not self._new_had_turn
         coming.sort(key=lambda task: (latest[task.client], new_first and task.had_turn, task.turn))
