@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitnet_runtime import Model
+from bitnet_serve import server
 from bitnet_serve.application import Options
 from bitnet_serve.server import Serving
 from runtime_models import small_model
@@ -19,22 +20,26 @@ ASKED = {"prompt": "x", "max_tokens": 2}
 PROBE = b"GET /health HTTP/1.1\r\nhost: 10.1.2.3\r\nconnection: close\r\n\r\n"
 
 
-def test_whoever_comes_while_models_are_loaded_waits(tmp_path: Path) -> None:
+def test_whoever_comes_while_models_are_loaded_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe within its own limit of time fails until then, and a request is answered after it."""
-    path, connections = small_model(tmp_path), list[socket.socket]()
+    path, connections, listening = small_model(tmp_path), list[socket.socket](), list[socket.socket]()
+    own = server.listen
+
+    def listen(options: Options) -> tuple[socket.socket, str]:
+        listening.append(own(options)[0])
+        return listening[0], ""
 
     def load(look: bool, without: Collection[str]) -> Model:
         if not look:
-            connections.append(socket.create_connection(("127.0.0.1", port), 20))
+            connections.append(socket.create_connection(listening[0].getsockname(), 20))
             connections[0].sendall(PROBE)
             connections[0].settimeout(0.2)
             with pytest.raises(TimeoutError):
                 connections[0].recv(1)
         return Model.load(path, threads=1)
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serving = Serving({"m": load}, Options(port=port, grace=0))
+    monkeypatch.setattr(server, "listen", listen)
+    serving = Serving({"m": load}, Options(port=0, grace=0))
     running = threading.Thread(target=serving.run)
     running.start()
     with connections[0] as probe:
