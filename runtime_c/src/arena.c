@@ -41,7 +41,7 @@ bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t block) {
     a->block = block;
     atomic_init(&a->users, 1);
     a->refs = (atomic_uint *)(void *)(a + 1);
-    a->memory = (uint8_t *)(a->refs + blocks);
+    a->memory = (uint8_t *)(a + 1) + blocks * sizeof *a->refs;
     a->memory += (ALIGN - (uintptr_t)a->memory % ALIGN) % ALIGN;
     return a;
 }
