@@ -9,6 +9,8 @@
 #include "session/session.h"
 #include "session/turn.h"
 
+#include <sched.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "tiny_file.h"
@@ -142,6 +144,41 @@ static void test_cuts(void) {
     free(file);
 }
 
+static float (*exp_sum)(float *x, size_t n, float shift);
+
+/* Of a router's outputs: holds a thread until another one routes a row, too. */
+static float exp_sum_together(float *x, size_t n, float shift) {
+    static _Thread_local int came;
+    static atomic_int threads;
+    if (n == EXPERTS && !came) {
+        came = 1;
+        threads++;
+        while (threads < 2)
+            sched_yield();
+    }
+    return exp_sum(x, n, shift);
+}
+
+/* Threads that route at the same time sort keys of their own. */
+static void test_keys_of_threads(void) {
+    size_t size;
+    uint8_t *file = tiny_file(tiny_mixture, SIZE_MAX, SIZE_MAX, &size);
+    bn_model *m = opened(file, size, &(bn_load_options){.threads = 2});
+    bn_session *s;
+    exp_sum = m->kernels.vectors.exp_sum;
+    m->kernels.vectors.exp_sum = exp_sum_together;
+    ok(bn_session_new(m, NULL, &s));
+    const bn_workspace *w = bn_turn_begin(m);
+    memset(w->slots.keys, 0xFF, 2 * EXPERTS * sizeof *w->slots.keys);
+    bn_turn_end(m);
+    ok(bn_session_append(s, text, 2, BN_LOGITS_NONE, NULL));
+    for (int thread = 0; thread < 2; thread++)
+        CHECK(w->slots.keys[thread * EXPERTS] != UINT64_MAX);
+    bn_session_free(s);
+    bn_model_close(m);
+    free(file);
+}
+
 /* Gate and up, which have inputs of their own, are both multiplied. */
 static void test_own_norms(void) {
     float logits[4][VOCAB], ones[20];
@@ -241,6 +278,7 @@ int main(void) {
         text[i] = (int32_t)check_below(&random, VOCAB);
     test_cuts();
     test_shares();
+    test_keys_of_threads();
     test_own_norms();
     for (rank = 1; rank <= 3; rank += 2) {
         test_own_adapter();
