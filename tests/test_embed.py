@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
@@ -22,6 +23,7 @@ from bitnet_runtime import (
     ContextLengthError,
     InvalidParameterError,
     Model,
+    NumericError,
     StateError,
     TokenizerError,
     UnsupportedModelError,
@@ -216,6 +218,20 @@ def test_a_list_is_embedded_as_far_as_the_cache_has_room(tmp_path: Path) -> None
         with pytest.raises(CacheFullError):
             model.embed([[1], [2] * 200], pooling="mean")
         assert model.cache_bytes == 0
+
+
+def test_a_text_that_overflows_is_named(tmp_path: Path) -> None:
+    weights = drawn(QWEN, tmp_path / "checkpoint", std=0).state_dict()
+    weights["embedding.weight"][7] = 3e38
+    save_file(weights, tmp_path / "checkpoint/model.safetensors")
+    pack_checkpoint(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "m.bitnet")
+    with Model.load(tmp_path / "m.bitnet", threads=1) as engine:
+        texts = [[1, 2], [3], [4, 5, 6], [8, 7], [9]]
+        with pytest.raises(NumericError, match=r"^text\[3\]: "):
+            engine.embed(texts)
+        with pytest.raises(NumericError, match=r"^(?!text)"):
+            engine.embed(texts[3])
+        assert engine.embed([*texts[:3], texts[4]]).shape == (4, QWEN.dim)
 
 
 def test_a_file_without_a_tokenizer_takes_tokens(tmp_path: Path) -> None:

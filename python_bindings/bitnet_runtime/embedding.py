@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import CacheFullError, InvalidParameterError
+from bitnet_runtime.errors import CacheFullError, InvalidParameterError, NumericError, naming
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.sessions.state import check_all, turns
@@ -44,15 +44,17 @@ def embed(
 def _vectors(
     sessions: Sequence[Session], texts: Sequence[list[int]], group: list[int], pooling: str | None
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Places of a group and their vectors: of all at once, or of halves, where the cache has no room for all."""
+    """Places of a group and their vectors: of all at once, or of halves, where the cache has no room or one fails."""
     for session in sessions:
         session.reset()
     if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed
-        yield group, sessions[0].embed(texts[group[0]], pooling)[None]
+        with naming(f"text[{group[0]}]" if len(texts) > 1 else ""):
+            vector = sessions[0].embed(texts[group[0]], pooling)
+        yield group, vector[None]
         return
     try:
         vectors = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling)
-    except CacheFullError:  # before any work
+    except (CacheFullError, NumericError):  # before any work; or the halves find the text
         middle = len(group) // 2
     else:
         yield group, vectors
