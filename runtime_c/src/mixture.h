@@ -11,7 +11,6 @@
 #define BITNET_MIXTURE_H
 
 #include "network.h"
-#include "workspace.h"
 
 /* Slots processed at a time, more if one row needs more. They take memory, but the more there are,
  * the more rows share one read of an expert. */

@@ -4,7 +4,7 @@
  */
 #include "sizes.h"
 
-#include "kernels/kernels.h"
+#include "kernels/shapes.h"
 
 static int round_up(uint64_t x, uint64_t unit, uint64_t *units) {
     uint64_t sum;
