@@ -238,15 +238,16 @@ static bn_status check_alone(const bn_file *file, char *detail) {
 static bn_status parse(bn_file *file, const bn_kernels *kernels, char *detail) {
     bn_opening opening;
     bn_status status = read_head(file->bytes, file->size, kernels, &opening, detail);
-    if (status == BN_OK)
-        status = read_sections(file, &opening, detail);
+    if (status != BN_OK)
+        return status;
+    file->header_crc = opening.header.header_crc;
+    file->adapter_alone = opening.header.flags != 0;
+    memcpy(&file->base, opening.header.base, sizeof file->base);
+    status = read_sections(file, &opening, detail);
     if (status == BN_OK)
         status = copy_tables(file, detail);
     if (status == BN_OK)
         status = check_section_sums(file, &opening, kernels, detail);
-    file->header_crc = opening.header.header_crc;
-    file->adapter_alone = opening.header.flags != 0;
-    memcpy(&file->base, opening.header.base, sizeof file->base);
     if (status == BN_OK)
         status = check_alone(file, detail);
     if (status == BN_OK)
