@@ -30,6 +30,8 @@ def tasks_of(names: Sequence[str]) -> TaskManager:
 
     Raises ValueError if there is no such task.
     """
+    if not all(map(str.strip, names)):
+        raise ValueError(f"--tasks {','.join(names)} has an empty name; expected names separated by single commas")
     files = [Path(name) for name in names if name.endswith(YAML)]
     if named := len(files) < len(names):
         say("reading the list of all tasks of lm-evaluation-harness, which takes half a minute …")

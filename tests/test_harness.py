@@ -285,12 +285,19 @@ def test_right_answers_count(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["results"]["local_answers"]["exact_match,none"] == pytest.approx(2 / 7)
 
 
+@pytest.mark.parametrize("names", [["a.yaml", ""], ["", "arc_easy"], [" "]])
+def test_an_empty_name_is_refused_before_all_are_read(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitnet.harness.TaskManager", None)  # reading them would fail
+    with pytest.raises(ValueError, match="has an empty name; expected names separated by single commas"):
+        tasks_of(names)
+
+
 def test_a_task_that_does_not_exist() -> None:
     check_names(["mine.yaml", "mine.yml", "arc_easy"], ["arc_easy", "arc_challenge"])
     with pytest.raises(ValueError, match=r"no task 'arc_eazy', did you mean arc_easy\?"):
         check_names(["arc_eazy"], ["arc_easy", "blimp"])
-    with pytest.raises(ValueError, match="no task ''; `lm_eval ls tasks` lists them"):
-        check_names([""], ["arc_easy"])
+    with pytest.raises(ValueError, match="no task 'x'; `lm_eval ls tasks` lists them"):
+        check_names(["x"], ["arc_easy"])
 
 
 @pytest.mark.parametrize(
