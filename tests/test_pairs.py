@@ -90,13 +90,23 @@ def test_pair_n_is_a_function_of_the_seed_and_n() -> None:
     text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False, frame=Frame((0,)))
     batches = pairs.Batches(text, 2, 12, 5)
     one_by_one = torch.cat([batches.sequences(n, n + 1)[0][:1] for n in range(18)])
-    two = torch.cat([batches.sequences(n, n + 2)[0][:2] for n in range(0, 18, 2)])
-    assert two.equal(one_by_one)
+    two = torch.cat([batches.sequences(n, n + 2)[0][:2] for n in range(0, 8, 2)])
+    assert two.equal(one_by_one[:8])
     assert len({tuple(row) for row in one_by_one[:9].tolist()}) == 9  # an epoch visits each once
     other = pairs.Batches(text, 2, 12, 6)
-    assert not two.equal(torch.cat([other.sequences(n, n + 2)[0][:2] for n in range(0, 18, 2)]))
+    assert not two.equal(torch.cat([other.sequences(n, n + 2)[0][:2] for n in range(0, 8, 2)]))
     with pytest.raises(DataError, match=r"has 9 pairs, one batch needs 10; add data, or lower --batch"):
         pairs.Batches(text, 10, 12, 5)
+
+
+def test_no_batch_has_a_pair_twice() -> None:
+    """Over the end of an epoch either: the second copy would count as a wrong partner of the first."""
+    text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False, frame=Frame((0,)))
+    for size in (4, 9):
+        batches = pairs.Batches(text, size, 12, 5)
+        for n in range(0, 90, size):
+            rows = batches.sequences(n, n + size)[0][:size]
+            assert len({tuple(row) for row in rows.tolist()}) == size
 
 
 def written(folder: Path, *records: Any) -> Path:

@@ -270,3 +270,12 @@ class Shuffled:
             random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._epoch, self._order = epoch, torch.randperm(self.n, generator=random)
         return int(self._order[place])
+
+    def distinct(self, first: int, last: int) -> list[int]:
+        """The records from place `first` to before `last`, at most n of them. After the end of an epoch, one that has
+        just been seen gives way to the next."""
+        found, place = dict[int, None](), first
+        while len(found) < last - first:
+            found[self[place]] = None
+            place += 1
+        return list(found)

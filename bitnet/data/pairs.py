@@ -168,7 +168,8 @@ class Pairs:
 
 
 class Batches:
-    """Pair n, a pure function of the seed and n; an epoch visits every pair once in random order."""
+    """Pair n, a pure function of the seed and n; an epoch visits every pair once in random order. No batch has a pair
+    twice, whose copies would count as wrong partners."""
 
     def __init__(self, pairs: Pairs, batch: int, context: int, seed: int) -> None:
         self.tokens, self.batch, self.context, self.seed = pairs, batch, context, seed
@@ -181,4 +182,4 @@ class Batches:
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Pairs.rows` of the pairs from `first` to before `last`."""
-        return self.tokens.rows([self._order[n] for n in range(first, last)], self.context)
+        return self.tokens.rows(self._order.distinct(first, last), self.context)

@@ -165,7 +165,8 @@ class Answers(Rows):
 
 
 class Batches:
-    """Record n, a pure function of the seed and n; an epoch visits every record once in random order."""
+    """Record n, a pure function of the seed and n; an epoch visits every record once in random order. Captions are
+    compared within a batch, so none has a record twice."""
 
     def __init__(self, rows: Captions | Answers, batch: int, context: int, seed: int, augment: str) -> None:
         self.tokens, self.batch, self.context, self.seed, self.augment = rows, batch, context, seed, augment
@@ -177,7 +178,8 @@ class Batches:
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`rows` of the records from `first` to before `last`."""
-        chosen = [self._order[n] for n in range(first, last)]
+        compared = isinstance(self.tokens, Captions)
+        chosen = self._order.distinct(first, last) if compared else [self._order[n] for n in range(first, last)]
 
         def look(pixels: Tensor, n: int) -> Tensor:
             return changed(pixels, self.augment, seed_of(self.seed, first + n))
