@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bitnet.data import corpus, masked
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Tokens
+from bitnet.data.dataset import Batches, Tokens
 from bitnet.data.mixed import Mixed, counts
 from bitnet.data.mixture import Mixture, Source, Sources, Stage, recorded
 from bitnet.evaluate import acceptance
@@ -116,6 +116,15 @@ def test_every_source_is_read_in_its_own_order_however_the_weights_change() -> N
     assert mixed.passes(200) == max(117 / 123, 55 / 498, 28 / 21)
     with pytest.raises(DataError, match=r"source c: the training text has 4 tokens, one batch of 1 × 4 needs 9"):
         Mixed(sources(a=500, c=4), 8, 4, seed=3)
+
+
+def test_sources_of_the_same_size_have_orders_of_their_own() -> None:
+    """The first has that of a run on it alone; a mixture of equal halves would see the same places side by side."""
+    mixed = Mixed(sources(a=500, b=500, c=500), 8, 4, seed=3)
+    seen = [each.sequences(0, 123)[0][:, 0] % 100_000 for each in mixed._each]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(seen, 2))
+    alone = Batches(mixed.tokens.parts["a"], 1, 4, seed=3)
+    assert torch.equal(alone.sequences(0, 123)[0][:, 0], seen[0])
 
 
 def test_how_often_a_source_is_seen() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Batches, Tokens, View
+from bitnet.data.dataset import Batches, Tokens, View, seed_of
 from bitnet.data.mixture import UNITS, Sources, Weights
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ class Mixed:
     def __init__(self, tokens: Sources, batch: int, context: int, seed: int, view: View | None = None) -> None:
         self.tokens, self.batch, self.context, self.view = tokens, batch, context, view
         self._names = list(tokens.parts)
-        self._each = [_batches(name, part, context, seed) for name, part in tokens.parts.items()]
+        self._each = [  # each with a seed of its own: the order of equally many windows would be the same
+            _batches(name, part, context, seed_of(seed, i) if i else seed)
+            for i, (name, part) in enumerate(tokens.parts.items())
+        ]
         self.course: tuple[tuple[int, Weights], ...] = ((0, tokens.mixture.weights_at(0, 0)),)
 
     @property
