@@ -120,6 +120,15 @@ def test_steps_are_those_of_an_adapter_whose_output_has_a_factor() -> None:
         torch.testing.assert_close(p, factor * of_plain, rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_are_clipped_as_those_of_an_adapter_whose_output_has_a_factor() -> None:
+    a, b = (nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+    a.grad, b.grad = (torch.full_like(p, value) for p, value in ((a, 0.3), (b, 0.1)))
+    groups = [{"params": [a], "decays": True, "rate": 1.0}, {"params": [b], "decays": True, "rate": 4.0}]
+    norm = 6**0.5 * (0.3**2 + 0.4**2) ** 0.5
+    assert float(optimizers.clip([a, b], optimizers.adamw(groups), norm / 2)) == pytest.approx(norm)
+    assert torch.allclose(a.grad, torch.tensor(0.15)) and torch.allclose(b.grad, torch.tensor(0.05))
+
+
 def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = [*LORA, "--data", base / "other", "--lora-linears", "q", "v", "up", "down", "--keep-best"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from bitnet import process
 from bitnet.model import draft, parallel
@@ -264,7 +263,7 @@ def update(run: Run) -> Made:
     amount, weights = schedule.quantization(settings, place), passes.weights_of(run)
     values = passes.gradients(run, amount, weights)
     learnt, limit = optimizers.learnt(run.model), settings.clip or math.inf  # a draft is clipped by itself
-    clipped = [nn.utils.clip_grad_norm_(part, limit) for part in learnt if part]
+    clipped = [optimizers.clip(part, optimizer, limit) for part in learnt if part]
     norm = parallel.whole(clipped[0])
     amounts = {"quantized": amount} if settings.quantize_warmup and run.model.config.quantized else {}
     made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, place), amounts)

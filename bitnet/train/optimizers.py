@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -65,6 +66,16 @@ def set_rates(optimizer: torch.optim.Optimizer, settings: Settings, at: schedule
         of_group, factor = 1.0 if group["decays"] or not settings.embedding_lr else others, group.get("rate", 1.0)
         group["lr"] = rate * of_group * factor
         group["weight_decay"] = schedule.weight_decay(settings, at) / factor if group["decays"] else 0.0
+
+
+def clip(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+    """Scale gradients so that their norm is at most `limit`. Returns the norm before, (): that of an adapter whose
+    output has the factor that is "rate" here (`of_adapters`)."""
+    rates = {p: group.get("rate", 1.0) for group in optimizer.param_groups for p in group["params"]}
+    gradients = [p.grad if rates[p] == 1 else rates[p] * p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
