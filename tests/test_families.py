@@ -186,6 +186,20 @@ def test_balance_by_hand() -> None:
     assert block.balance.item() == pytest.approx(2 * (0.75 * first + 0.25 * (1 - first)))
 
 
+def test_padding_has_no_part_in_the_balance() -> None:
+    model, texts = seeded(SMALL.replace(**EXPERTS)), tokens(2, 6)
+    padded = torch.cat([texts, torch.zeros(2, 10, dtype=torch.int64)], 1)
+    documents = torch.where(torch.arange(16) < 6, 0, -1).expand(2, -1)
+    with torch.no_grad():
+        model(texts)
+        balance, loads = model.balance, [block.load for block in model.blocks]
+        model(padded)
+        assert not torch.allclose(model.balance, balance)
+        model(padded, documents)
+    assert torch.allclose(model.balance, balance)
+    assert all(torch.equal(block.load, load) for block, load in zip(model.blocks, loads, strict=True))
+
+
 @pytest.mark.parametrize("changes", [{}, EXPERTS, {"attention_softcap": 4.0}])
 def test_recomputed_gradients_are_the_same(changes: dict[str, Any]) -> None:
     """Also with dropout, which has to drop the same values again."""

@@ -44,7 +44,7 @@ def test_adjacent_pieces_of_documents() -> None:
     assert pieces[0][1:] + pieces[3][1:] + pieces[1][1:] + pieces[4][1:] == list(range(1, 41))
     assert pieces[2][1:] + pieces[5][1:] == list(range(44, 60))
     assert {len(piece) for piece in pieces} == {9, 11}
-    assert (inputs[documents == 1] == 0).all()
+    assert (inputs[documents == -1] == 0).all()
 
 
 def test_given_pairs_and_long_ones() -> None:
@@ -52,7 +52,7 @@ def test_given_pairs_and_long_ones() -> None:
     assert text.count(5) == 2
     inputs, _, documents = text.rows([1, 0], 5)
     assert inputs.tolist() == [[0, 33, 0, 0, 0], [0, 1, 2, 0, 0], [0, 34, 0, 0, 0], [0, 3, 4, 5, 6]]
-    assert documents.sum(1).tolist() == [3, 2, 3, 0]
+    assert documents.sum(1).tolist() == [-3, -2, -3, 0]
 
 
 def test_how_many_pairs_lose_the_end_of_a_text_is_said() -> None:
@@ -77,7 +77,7 @@ def test_equal_texts_are_as_good_as_its_own() -> None:
 def test_what_stands_around_a_text() -> None:
     text = pairs.Pairs(tokens_of(2, 30), 0, given=True, frame=Frame((0,), (99,)))
     inputs, _, documents = text.rows([0], 6)
-    assert inputs.tolist() == [[0, 1, 2, 99, 0, 0], [0, 3, 4, 5, 6, 99]] and documents.sum(1).tolist() == [2, 0]
+    assert inputs.tolist() == [[0, 1, 2, 99, 0, 0], [0, 3, 4, 5, 6, 99]] and documents.sum(1).tolist() == [-2, 0]
 
 
 def test_a_row_has_room_for_more_than_the_token_before_a_text() -> None:

@@ -174,7 +174,7 @@ def test_answers_by_hand(tmp_path: Path) -> None:
     assert inputs.tolist() == [first, second + [END] * 10]
     assert targets[0].tolist() == [IGNORED] * 11 + [*ids("cd"), END]
     assert targets[1].tolist() == [IGNORED] * 2 + [*ids("f"), END] + [IGNORED] * 10
-    assert documents.tolist() == [[0] * 14, [0] * 4 + [1] * 10] and prefix.tolist() == [12, 3]
+    assert documents.tolist() == [[0] * 14, [0] * 4 + [-1] * 10] and prefix.tolist() == [12, 3]
     expected = np.stack([np.asarray(Image.open(tmp_path / f"{i}.png"), np.float32).transpose(2, 0, 1) for i in (0, 1)])
     mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (STACK.pixel_mean, STACK.pixel_std))
     assert np.array_equal(pixels.numpy(), (expected / np.float32(255) - mean) / std)
@@ -191,7 +191,7 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     rows = Captions(kept(file, tmp_path / "run"), STACK, END, Frame((END,)))
     inputs, targets, documents, prefix, pixels = rows.rows([1, 0], 5)
     assert inputs.tolist() == [[END, *ids("cdef")], [END, *ids("ab"), END, END]] and targets.tolist() == [0, 1]
-    assert documents.tolist() == [[0] * 5, [0, 0, 0, 1, 1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
+    assert documents.tolist() == [[0] * 5, [0, 0, 0, -1, -1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
     assert [rows.too_long(context) for context in (2, 6, 7)] == [3, 1, 0]
     assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
     none = lines(tmp_path, "b.jsonl", [{"image": "0.png", "caption": "x"}, {"suffix": "x"}])

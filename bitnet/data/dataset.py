@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """A target that does not count: `cross_entropy` ignores it."""
+PADDING = -1
+"""The document of padding; texts have numbers from 0 on."""
 
 View: TypeAlias = "Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, ...]]"
 """Maps inputs and next tokens (B, T), and sequence numbers, to inputs, targets and further arguments of a model."""

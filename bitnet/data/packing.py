@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import IGNORED, Shuffled
+from bitnet.data.dataset import IGNORED, PADDING, Shuffled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +57,12 @@ def best_fit(lengths: Mapping[int, int], context: int, alone: bool = False) -> l
 def filled(rows: Sequence[Iterable[tuple[int, Dialogue]]], context: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(rows), context) each.
 
-    rows: the texts of each with their numbers; a text longer than the context is truncated. Padding is document -1.
+    rows: the texts of each with their numbers; a text longer than the context is truncated.
     """
     import torch
 
     inputs = torch.zeros(len(rows), context, dtype=torch.int64)
-    targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, -1)
+    targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, PADDING)
     for row, texts in enumerate(rows):
         first = 0
         for number, text in texts:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bitnet.data import corpus, finding, hub
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Shuffled, Tokens
+from bitnet.data.dataset import PADDING, Shuffled, Tokens
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.frames import Frame, same
 
@@ -134,10 +134,10 @@ class Pairs:
 
     def rows(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, int64 (2n, context): first texts, then their partners; targets (n,): index of the partner; documents
-        (2n, context), 0 for the text and 1 for padding."""
+        (2n, context), 0 for the text."""
         places = self._places(context)[list(indices)]
         inputs = torch.full((2 * len(places), context), self.first)
-        documents = torch.ones_like(inputs)
+        documents = torch.full_like(inputs, PADDING)
         for row, (start, end) in enumerate([*places[:, :2], *places[:, 2:]]):
             ids = self.frame.around(self.text.ids[start:end].astype(np.int64), context)
             inputs[row, : len(ids)] = torch.from_numpy(ids)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.dataset import IGNORED, PADDING, Shuffled, seed_of
 from bitnet.data.frames import Frame, same
 from bitnet.data.pictures import Pictures, Sight
 
@@ -100,11 +100,11 @@ class Captions(Rows):
         return same(texts) | same([int(self.images(record)[0]) for record in indices])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
-        """Inputs (n, T), targets (n,): index of the matching image; documents, 1 for padding; prefix lengths, all 0;
+        """Inputs (n, T), targets (n,): index of the matching image; documents; prefix lengths, all 0;
         images (n, C, S, S). T: length of the longest text, at most the context."""
         texts = [self.text(record, context) for record in indices]
         inputs = torch.full((len(texts), max(map(len, texts))), self.first)
-        documents = torch.ones_like(inputs)
+        documents = torch.full_like(inputs, PADDING)
         for row, text in enumerate(texts):
             inputs[row, : len(text)], documents[row, : len(text)] = torch.from_numpy(text), 0
         owners, prefix = torch.arange(len(texts)), torch.zeros(len(texts), dtype=torch.int64)
@@ -148,11 +148,11 @@ class Answers(Rows):
         return np.array([*seen, *asked]), np.array([*self.ids(record, 1), self.end])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
-        """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for padding; lengths of the prefixes
+        """Inputs and targets (n, T), IGNORED where nothing is learnt; documents; lengths of the prefixes
         (n,); all images in order. T: length of the longest record."""
         records = [int(self.fitting(context)[i]) for i in indices]
         inputs = torch.full((len(records), int(self.lengths[records].max())), self.first)
-        targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
+        targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, PADDING)
         prefix = torch.empty(len(records), dtype=torch.int64)
         for row, record in enumerate(records):
             before, after = self.parts(record)

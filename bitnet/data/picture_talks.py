@@ -29,7 +29,7 @@ from bitnet.data import conversations
 from bitnet.data.augment import changed
 from bitnet.data.conversations import Conversation, Messages
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.dataset import IGNORED, PADDING, Shuffled, seed_of
 from bitnet.data.dialogues import KNOWN_ROLES, Encoder
 from bitnet.data.packing import Dialogue
 from bitnet.data.picture_files import Record, is_file
@@ -159,7 +159,7 @@ class Talks:
     def rows(
         self, indices: Iterable[int], context: int, look: Callable[[Tensor, int], Tensor] | None = None
     ) -> tuple[Tensor, ...]:
-        """For rows of `fitting`: inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for padding;
+        """For rows of `fitting`: inputs and targets (n, T), IGNORED where nothing is learnt; documents;
         lengths of the prefixes (n,); images, and the index of the image at each place of the rows, in order.
 
         look: augments the images of row n of these, equally within a conversation; None: no augmentation.
@@ -167,7 +167,7 @@ class Talks:
         fitting = self.fitting(context)
         chosen = [self._all[fitting[i]] for i in indices]
         inputs = torch.zeros(len(chosen), max(len(dialogue.ids) for _, dialogue in chosen) - 1, dtype=torch.int64)
-        targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
+        targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, PADDING)
         prefix, which = torch.empty(len(chosen), dtype=torch.int64), []
         seen: dict[tuple[int, int], Tensor] = {}  # by conversation, if augmented, and image
         places: dict[tuple[int, int], int] = {}

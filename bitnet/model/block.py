@@ -140,11 +140,15 @@ class Block(Linears):
         self.ffn_post_norm = self.norm(d, after)
         self.add_linear_norms()
 
-    def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask = None) -> Tensor:
-        """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: see `bitnet.model.masks`."""
+    def forward(
+        self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask = None, text_BT: Tensor | None = None
+    ) -> Tensor:
+        """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: see `bitnet.model.masks`. text: as in
+        `mixture`."""
         x_BTD = self.added(x_BTD, self.attention(self.attn_norm(x_BTD), cos, sin, mask), self.attn_post_norm)
-        network = self.mixture if self.config.n_experts else self.feed_forward
-        return self.added(x_BTD, network(self.ffn_norm(x_BTD)), self.ffn_post_norm)
+        h_BTD = self.ffn_norm(x_BTD)
+        y_BTD = self.mixture(h_BTD, text_BT) if self.config.n_experts else self.feed_forward(h_BTD)
+        return self.added(x_BTD, y_BTD, self.ffn_post_norm)
 
     def added(self, x_BTD: Tensor, y_BTD: Tensor, after: nn.Module) -> Tensor:
         """x + y; a norm after the sublayer, if the model has one, is applied to y or to the sum."""
@@ -201,10 +205,11 @@ class Block(Linears):
         self.attention_weights = weights_BHTT if self.keep_weights else None
         return F.dropout(weights_BHTT, dropout) @ v_BGTE.repeat_interleave(group, 1)
 
-    def mixture(self, x_BTD: Tensor) -> Tensor:
+    def mixture(self, x_BTD: Tensor, text_BT: Tensor | None = None) -> Tensor:
         """Σ share · expert(x) over the experts of a token, added in the order of their shares.
 
         Each expert computes its tokens as one batch. The router is never quantized.
+        text: bool, the tokens that `balance` and `load` count, which are not padding; None: all.
         """
         x_ND, k, n_experts = x_BTD.flatten(0, -2), self.config.experts_per_token, self.config.n_experts
         with torch.autocast(x_ND.device.type, enabled=False):
@@ -213,8 +218,10 @@ class Block(Linears):
         taken = experts_NK.flatten()
         order = taken.argsort(stable=True)
         counts = torch.bincount(taken, minlength=n_experts)
-        self.load = (counts / taken.numel()).detach()
-        self.balance = n_experts * (self.load * p_NX.mean(0)).sum()
+        counted = slice(None) if text_BT is None else text_BT.flatten()
+        chosen = experts_NK[counted].flatten()
+        self.load = (torch.bincount(chosen, minlength=n_experts) / chosen.numel()).detach()
+        self.balance = n_experts * (self.load * p_NX[counted].mean(0)).sum()
         rows = x_ND[order // k].split(counts.tolist())
         outputs = [expert(part) for expert, part in zip(self.experts, rows, strict=True)]
         y_NKD = torch.cat(outputs)[order.argsort()].unflatten(0, (-1, k))

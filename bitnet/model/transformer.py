@@ -42,7 +42,7 @@ class Transformer(nn.Module):
     `vision` is the stack that encodes images for this one. Pixels (B, C, S, S) are normalized: (x − mean) / std.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: consecutive equal numbers for the tokens of one. A
-    token sees only its own text, at the positions it would have alone. Padding is a document of its own.
+    token sees only its own text, at the positions it would have alone. Padding is a document of its own, below 0.
     prefix: int (B,), with the mask "prefix" how many tokens of each row all others see.
     recompute: activation checkpointing: keep only each layer's input, and recompute the layer in the backward pass.
     """
@@ -167,8 +167,9 @@ class Transformer(nn.Module):
         in_blocks = self.in_blocks and x_BTD.shape[1] > LONGEST and torch.is_grad_enabled()
         kinds = {layer.config for layer in self.blocks}
         at = {kind: places(kind, x_BTD, documents_BT, prefix_B, in_blocks) for kind in kinds}
+        text_BT = documents_BT >= 0 if documents_BT is not None and config.n_experts else None
         for layer in self.blocks:
-            inputs = x_BTD, *at[layer.config]
+            inputs = x_BTD, *at[layer.config], text_BT
             if self._recompute and torch.is_grad_enabled():
                 keep = config.dropout > 0  # the recomputation needs the same dropout mask
                 x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
