@@ -211,6 +211,36 @@ def test_no_source_learns_what_another_holds_out(
     assert "source animals learns from a document of which source numbers holds out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("cut", ["animals", "numbers"])
+def test_no_source_learns_what_another_holds_out_of_token_ids(
+    cut: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever of both is a single document, of which the end is held out. Older folders do not say what they have."""
+    shutil.copytree(folder, tmp_path / "x")
+    (tmp_path / "text").mkdir()
+    texts = [file.read_text() for file in (folder / "animals").iterdir()]
+    one = next(iter(corpus.split([20 * text for text in texts], 0.05)[0]))
+    both = {name: [one] if name == cut else [one, *texts] for name in ("animals", "numbers")}
+    (tmp_path / "x" / "numbers.jsonl").write_text("\n".join(json.dumps({"content": text}) for text in both["numbers"]))
+    for i, text in enumerate(both["animals"]):
+        (tmp_path / "text" / f"{i}.txt").write_text(text)
+    shutil.rmtree(tmp_path / "x" / "animals")
+    ids = tmp_path / "x" / "animals"
+    assert bitnet("tokenize", ids, "--data", tmp_path / "text", "--vocab-size", "300") == 0
+    other = "numbers" if cut == "animals" else "animals"
+    said = f"source {other} learns from a document of which source {cut} holds out a part or all; remove it from"
+    train = ["train", *TINY, "--steps", "2", "--mixture", tmp_path / "x" / "mix.toml", "--out", tmp_path / "run"]
+    assert bitnet(*train) == 1
+    assert said in capsys.readouterr().err
+    (ids / "train.documents").write_bytes(b"torn")
+    assert bitnet(*train) == 1
+    expected = "has 4 bytes, expected SHA-256 digests of 32" if cut == "numbers" else said
+    assert expected in capsys.readouterr().err
+    for file in ids.glob("*.documents"):
+        file.unlink()
+    assert bitnet(*train) == (0 if cut == "numbers" else 1)
+
+
 # ---- runs ----
 
 

@@ -174,10 +174,10 @@ def test_one_process_makes_a_folder(
     with process.locked(tmp_path / "ids"):
         assert bitnet_cli.main(words) == 1
     assert "is writing to" in capsys.readouterr().err
-    rename, left = Path.rename, iter(range(3))
+    rename, left = Path.rename, iter(range(5))
 
     def interrupted(self: Path, target: Path) -> Path:
-        if next(left) == 2:  # the two files of ids have their names, the one that says what is where has not
+        if next(left) == 4:  # the files of ids and documents have their names, the one that says what is where has not
             raise KeyboardInterrupt
         return rename(self, target)
 
@@ -185,7 +185,7 @@ def test_one_process_makes_a_folder(
         patch.setattr(Path, "rename", interrupted)
         assert bitnet_cli.main(words) == 130
         patch.setattr(process, "flush", lambda _: interrupted(tmp_path, tmp_path))
-        left = iter([2])
+        left = iter([4])
         assert bitnet_cli.main(["tokenize", str(tmp_path / "new" / "ids"), *words[2:]]) == 130
     assert not (tmp_path / "new").exists()
     assert not {file.name for file in (tmp_path / "ids").iterdir()} - {"lock"}

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from bitnet.data import files, finding, hub
 from bitnet.data.files import DataError as DataError
@@ -199,8 +200,21 @@ def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts,
     )
 
 
-def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
-    """Raises DataError if one source holds out what another learns from. sides: `split` of each source, by name.
+class Side(Protocol):
+    """Which documents one side of a source has, training or validation."""
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        """As in `Texts`."""
+
+    @property
+    def cut_digest(self) -> bytes:
+        """As in `Texts`."""
+
+
+def check_apart(sides: Mapping[str, tuple[Side, Side]]) -> None:
+    """Raises DataError if one source holds out what another learns from. sides: training and validation of each source,
+    by name.
 
     Equal documents are on the same side by their hash, unless a source was cut to have two sides.
     """
@@ -208,12 +222,12 @@ def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
         if not held_out.cut_digest:
             continue
         if held_out.cut_digest in its_train.digests:
-            raise DataError(shares_text(other, name))
+            raise DataError(_shares_text(other, name))
         if not {train.cut_digest, *train.digests}.isdisjoint(its_held_out.digests):
-            raise DataError(shares_text(name, other))
+            raise DataError(_shares_text(name, other))
 
 
-def shares_text(learns: str, holds_out: str) -> str:
+def _shares_text(learns: str, holds_out: str) -> str:
     """The error for a source that learns what another holds out."""
     return (
         f"source {learns} learns from a document of which source {holds_out} holds out a part or all; remove it from "
@@ -222,7 +236,9 @@ def shares_text(learns: str, holds_out: str) -> str:
 
 
 def every(source: Iterable[str]) -> Texts:
-    """Keep every text."""
+    """Keep every text; of chosen ones those."""
+    if isinstance(source, Texts):
+        return source
     digests, n_bytes = [], 0
     for text in source:
         digests.append(hashlib.sha256(encoded := text.encode()).digest())

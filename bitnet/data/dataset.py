@@ -151,7 +151,7 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
 
     texts: gives the same texts each time it is iterated. first: the token before every document.
     """
-    of = texts if isinstance(texts, corpus.Texts) else corpus.every(texts)
+    of = corpus.every(texts)
     if not of.n_bytes:
         raise DataError("all of the text that was given is empty; give other --data")
     recipe = hashlib.sha256(tokenizer.to_str().encode())

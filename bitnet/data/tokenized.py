@@ -6,6 +6,7 @@
                     to be, {"kind": "bpe", "vocab_size": 4096}
     tokenizer.json  the tokenizer of the ids
     train-HASH.bin, validation-HASH.bin
+    train.documents, validation.documents   SHA-256 of each document, 32 bytes; old folders have none
 
 Runs take it instead of text, `--data FOLDER`. One without "train" is only for evaluation.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from bitnet.process import written
 from bitnet_runtime.errors import json_kind
 
 CONTENTS = "tokens.json"
+SHA256 = 32  # bytes
 
 
 def make(
@@ -58,7 +62,6 @@ def make(
         sides,
         first,
         validation,
-        held_out.cut_digest,
         {} if given else {"kind": kind, "vocab_size": vocab_size},
     )
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
@@ -66,16 +69,21 @@ def make(
 
 def write(
     folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID,
-    share: float | None = None, cut: bytes = b"", asked: Mapping[str, Any] | None = None,
+    share: float | None = None, asked: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """texts: by side, "train" and "validation". first: the token before every document. share: of documents held out.
-    cut: SHA-256 of the document of which only the end is held out. asked: kind and vocab_size of a new tokenizer.
+    asked: kind and vocab_size of a new tokenizer.
 
     tokens.json is written last and atomically: without it a folder does not count as one of token ids.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
+    sides = {name: corpus.every(text) for name, text in texts.items()}
+    made = {name: dataset.tokenize(side, words, folder, name, first).to_dict() for name, side in sides.items()}
+    for name, side in sides.items():
+        with written(folder / f"{name}.documents") as out:
+            out.write(b"".join(side.digests))
     words.save(str(folder / "tokenizer.json"))
+    cut = next((side.cut_digest for side in sides.values()), b"")
     said = {"first": first, "held_out": share} | ({"cut": cut.hex()} if cut else {}) | dict(asked or {})
     with written(folder / CONTENTS) as out:
         out.write(json.dumps(said | made, indent=1).encode() + b"\n")
@@ -145,13 +153,30 @@ def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None
         )
 
 
-def check_uncut(shared: Mapping[str, Path], texts: Mapping[str, tuple[corpus.Texts, corpus.Texts]]) -> None:
-    """Raises DataError if a text source has the document of which a folder of token ids holds out the end."""
-    cuts = {name: contents_of(folder).get("cut") for name, folder in shared.items()}
-    for other, sides in texts.items():
-        digests = {digest.hex() for side in sides for digest in side.digests}
-        if name := next((name for name, cut in cuts.items() if isinstance(cut, str) and cut in digests), ""):
-            raise DataError(corpus.shares_text(other, name))
+@dataclass(frozen=True)
+class Digests:
+    """The documents of one side of a folder, read when they are asked for; none of an old folder."""
+
+    file: Path
+    cut_digest: bytes
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        raw = self.file.read_bytes() if self.file.is_file() else b""
+        if len(raw) % SHA256:
+            raise DataError(
+                f"{self.file} has {len(raw)} bytes, expected SHA-256 digests of {SHA256}; make the folder again"
+            )
+        return [raw[i : i + SHA256] for i in range(0, len(raw), SHA256)]
+
+
+def documents_of(folder: Path) -> tuple[corpus.Side, corpus.Side]:
+    """The documents of both sides. Raises DataError."""
+    try:
+        cut = bytes.fromhex(found := contents_of(folder).get("cut", ""))
+    except (TypeError, ValueError):
+        raise DataError(f"{folder / CONTENTS} has the cut {found!r:.80}, expected a SHA-256 in hexadecimals") from None
+    return Digests(folder / "train.documents", cut), Digests(folder / "validation.documents", cut)
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:

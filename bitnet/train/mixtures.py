@@ -42,9 +42,8 @@ def read(
             say(f"{settings.run_folder}: reading and tokenizing source {name}")
             with _of(name):
                 texts[name] = _split(source, settings, say)
-    corpus.check_apart(texts)
+    corpus.check_apart(texts | {name: tokenized.documents_of(where) for name, where in shared.items()})
     tokenized.check_apart(shared, dict.fromkeys(texts, settings.validation))
-    tokenized.check_uncut(shared, texts)
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:
