@@ -47,3 +47,15 @@ def test_singular_values_come_near_one() -> None:
     for shape in [(20, 50), (3, 50, 20)]:
         values = torch.linalg.svdvals(orthogonal(torch.randn(*shape)))
         assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_a_matrix_without_a_gradient_stays() -> None:
+    """As of an expert that no token of the step took: its old momentum, normalized, would be a step of full size."""
+    torch.manual_seed(0)
+    alone, taken = (nn.Parameter(torch.zeros(8, 8)) for _ in range(2))
+    muon = Muon([{"params": [alone, taken], "lr": 0.1}], precise=True)
+    for factor in (1.0, 0.0, 1.0):
+        alone.grad, taken.grad = factor * torch.randn(8, 8), torch.randn(8, 8)
+        before = [p.detach().clone() for p in (alone, taken)]
+        muon.step()
+        assert torch.equal(alone, before[0]) == (factor == 0) and not torch.equal(taken, before[1])

@@ -44,7 +44,8 @@ class Muon(torch.optim.Optimizer):
                 self._turn(matrices, [updates[p] for p in matrices], group["lr"], group["weight_decay"])
 
     def _momentum(self, parameters: list[Tensor]) -> dict[Tensor, Tensor]:
-        """The Nesterov momentum of each parameter that has a gradient; updates the buffers."""
+        """The Nesterov momentum of each parameter that has a gradient; updates the buffers. It is 0 if the gradient is,
+        as that of an expert without a token: normalized, the old momentum would be a step of full size."""
         having = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in having if p.grad is not None]
         if not having:
@@ -54,7 +55,9 @@ class Muon(torch.optim.Optimizer):
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         kept = [self.state[p]["momentum_buffer"] for p in having]
         torch._foreach_lerp_(kept, gradients, 1 - MOMENTUM)
-        return dict(zip(having, torch._foreach_lerp(gradients, kept, MOMENTUM), strict=True))
+        updates = torch._foreach_lerp(gradients, kept, MOMENTUM)
+        torch._foreach_mul_(updates, [norm.sign() for norm in torch._foreach_norm(gradients)])
+        return dict(zip(having, updates, strict=True))
 
     def _turn(self, matrices: list[Tensor], updates: list[Tensor], lr: float | Tensor, decay: float | Tensor) -> None:
         if len(matrices) == 1:
