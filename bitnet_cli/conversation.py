@@ -113,9 +113,10 @@ class Conversation:
                     print(file=sys.stderr)
                 return None
             except KeyboardInterrupt:
-                if not self._lines.typed or interrupted:
+                discarded = self._lines.discarded()
+                if not self._lines.typed or (interrupted and not discarded):
                     raise
-                interrupted = not self._lines.discarded()
+                interrupted = not discarded
                 say("\n(Ctrl-C again, Ctrl-D or /exit leaves)" if interrupted else "")
 
     def _obey(self, command: str) -> None:

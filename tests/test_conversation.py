@@ -268,6 +268,12 @@ def test_ctrl_c_stops_the_answer_and_then_the_program(models: Path) -> None:
         assert "again" not in terminal.prompt()
         terminal.type("\x03")
         assert "(Ctrl-C again, Ctrl-D or /exit leaves)" in terminal.prompt()
+        terminal.type("half a mess")
+        terminal.prompt("mess")
+        terminal.type("\x03")  # discards the line now, too
+        assert "again" not in terminal.prompt()
+        terminal.type("\x03")
+        assert "again" in terminal.prompt()
         terminal.type("/help\n")
         terminal.prompt()
         terminal.type("\x03")
