@@ -153,10 +153,10 @@ def test_other_text_holds_no_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"a": "x"}, 'line 2: expected an object with the texts "a" and "b", neither empty'),
-        ({"a": "x", "b": " "}, "neither empty"),
-        ({"a": "x", "b": 3}, "neither empty"),
-        ([1], "neither empty"),
+        ({"a": "x", "c": "y"}, 'line 2: found a, c; expected an object with the texts "a" and "b", neither empty'),
+        ({"a": "x", "b": " "}, "line 2: \"b\" is ' '; expected"),
+        ({"a": "x", "b": 3}, 'line 2: "b" is 3; expected'),
+        ([1], "line 2: found [1]; expected"),
         ({"a": "x", "b": "\ud800"}, "half of a surrogate pair"),
         (b"{", "line 2: not JSON"),
         (b"[" * 100_000, "line 2: not JSON"),

@@ -23,6 +23,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.dataset import PADDING, Shuffled, Tokens
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.frames import Frame, same
+from bitnet_runtime.errors import shown
 
 LEAST = 8  # fewest tokens of a piece: less says little about its document
 
@@ -73,8 +74,11 @@ def _pair(record: Any, where: str, names: tuple[str, str] | None) -> tuple[tuple
         if "image" in texts:
             raise DataError(f"{where} has an image, and this model sees none; add --preset siglip-tiny")
     pair = [texts.get(name) for name in names]
-    if not all(isinstance(text, str) and text.strip() for text in pair):
-        raise DataError(f'{where}: expected an object with the texts "{names[0]}" and "{names[1]}", neither empty')
+    for name, text in zip(names, pair, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            seen = f'"{name}" is {shown(text)}' if name in texts else f"found {', '.join(texts)[:200] or shown(record)}"
+            expected = f'expected an object with the texts "{names[0]}" and "{names[1]}", neither empty'
+            raise DataError(f"{where}: {seen}; {expected}")
     found = [str(text) for text in pair]
     check_characters("".join(found), where)
     return names, found
