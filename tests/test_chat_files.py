@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dataset.DataError, match=r"is not a \.jsonl file"):
         list(conversations.read([tmp_path / "a.txt"]))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
-    with pytest.raises(dataset.DataError, match="1 different conversations, expected at least 2"):
+    with pytest.raises(dataset.DataError, match="1 conversation, expected at least 2 different ones"):
         conversations.split([*conversations.read([tmp_path / "c.jsonl"])] * 2, 0.1)
     monkeypatch.setattr(files, "MOST_OF_RECORD", 50)
     with pytest.raises(dataset.DataError, match="line 1: more than 50 bytes; cut it"):
@@ -100,6 +101,28 @@ def test_a_tokenizer_learns_what_is_said_and_called() -> None:
         json.dumps([call]),
         "Good day",
     ]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ({"name": "clok", "arguments": "{}"}, "an answer calls 'clok', expected one of the tools clock"),
+        ({"name": "clock", "arguments": "{zone: 1}"}, "calls clock with '{zone: 1}', expected a JSON object"),
+        ({"name": "clock", "arguments": "[1]"}, r"calls clock with '\[1\]', expected a JSON object"),
+        ({"name": "clock", "arguments": [1]}, r"calls clock with \[1\], expected a JSON object"),
+    ],
+)
+def test_a_call_that_nobody_could_make_is_not_learnt(function: dict[str, Any], message: str, tmp_path: Path) -> None:
+    answer: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+    record = {"tools": tools, "messages": [TALK[0], answer, {"role": "tool", "content": "no"}, TALK[1]]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(dataset.DataError, match=f"a.jsonl, line 1: .*{message}"):
+        list(conversations.read([tmp_path / "a.jsonl"]))
+    for allowed in ({"weight": 0}, {"tool_calls": [{"function": {"name": "clock", "arguments": ""}}]}):
+        record["messages"][1] = answer | allowed  # a failure that is only seen; no arguments
+        (tmp_path / "a.jsonl").write_text(json.dumps(record))
+        assert len(list(conversations.read([tmp_path / "a.jsonl"]))) == 1
 
 
 def test_split_is_by_content() -> None:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
-from bitnet.data.published import is_talk, with_messages
+from bitnet.data.published import SPEAKERS, is_talk, misspelt, with_messages
 from bitnet_runtime.chat.template import is_message
-from bitnet_runtime.chat.tools import Tools
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.chat.tools import Tools, loaded
+from bitnet_runtime.errors import InvalidParameterError, shown
 
 Messages = list[dict[str, Any]]
 
@@ -40,7 +40,7 @@ def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
     parts, texts and images. Raises DataError naming file and line.
     """
     for record, where in records_of(files, "conversation"):
-        yield conversation(record, where, parts)
+        yield _learnable(conversation(record, where, parts))
 
 
 def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
@@ -64,6 +64,8 @@ def among(data: Sequence[str], column: str) -> list[Path]:
 
 def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
     """The conversation of a record, checked."""
+    if isinstance(record, dict) and (wrong_name := misspelt(record)):
+        raise DataError(f"{where}: {wrong_name}")
     record = with_messages(record)
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
@@ -94,7 +96,10 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
         calls = isinstance(message, dict) and message.get("content") is None and is_message(message)
         if not (said or calls) or not isinstance(message.get("role"), str):
-            raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
+            form = '{"role": "user", "content": "…"}'
+            if isinstance(message, dict) and "from" in message:
+                form = f'{{"from": "human", "value": "…"}}, from one of {", ".join(SPEAKERS)}'
+            raise DataError(f"{where}: a message is {shown(message)}, expected {form}")
     check_characters(json.dumps(record, ensure_ascii=False), where)
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
@@ -108,6 +113,34 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
         return Conversation(messages, where, Tools.of(record.get("tools")))
     except InvalidParameterError as error:
         raise DataError(f"{where}: {error}") from None
+
+
+def _learnable(talk: Conversation) -> Conversation:
+    """The conversation, if each call that is learnt can be made: with an offered tool, and an object of arguments."""
+    names = [each.name for each in talk.tools.functions] if talk.tools else []
+    for message in talk.messages:
+        calls = message.get("tool_calls") if message["role"] == "assistant" and message.get("weight") != 0 else None
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue  # refused where the template is known
+            name, given = function.get("name"), function.get("arguments")
+            if names and name not in names:
+                known = f"expected one of the tools {', '.join(names):.200}"
+                raise DataError(f"{talk.where}: an answer calls {shown(name)}, {known}")
+            if not isinstance(_value(given), dict):
+                raise DataError(f"{talk.where}: an answer calls {name} with {shown(given)}, expected a JSON object")
+    return talk
+
+
+def _value(arguments: Any) -> Any:
+    """The arguments of a call, from the text that has them in most records; the text itself if it is not JSON."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return loaded(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _joined(message: Any) -> Any:
@@ -144,7 +177,10 @@ def split(
     if line := repetitions(n - len(unique), n, "conversations"):
         say(line)
     if len(unique) < 2:
-        raise DataError(f"{len(unique)} different conversations, expected at least 2: one is held out for validation")
+        raise DataError(
+            f"{len(unique)} conversation{'s' * (not unique)}, expected at least 2 different ones: "
+            "one is held out for validation"
+        )
     order = sorted(unique)
     held_out = [key for key in order if int.from_bytes(key[:8]) < validation * 2**64] or order[:1]
     held_out = held_out[: len(order) - 1]

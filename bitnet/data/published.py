@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 TALKS = ("messages", "conversations")
 ALPACA = {"instruction", "output"}  # an input may be missing
+OF_MESSAGES = ("role", "content", "from", "value", "weight", "tool_calls", "tool_call_id")
 
 
 def is_talk(record: Any) -> bool:
@@ -18,6 +21,26 @@ def is_talk(record: Any) -> bool:
     return isinstance(record, dict) and (
         any(name in record for name in TALKS) or (record.keys() >= ALPACA and "text" not in record)
     )
+
+
+def misspelt(record: Mapping[str, Any]) -> str:
+    """What is wrong with the names in a record, of which others may have a meaning that is not ours; "": nothing.
+
+    One is wrong if it is nearly that of a field that is read, and is missing: what it holds would be lost.
+    """
+    talk = next((name for name in TALKS if name in record), "")
+    names = (talk, "tools") if talk else (*TALKS, "tools", "input", *ALPACA)
+    said = record[talk] if talk and isinstance(record[talk], list) else []
+    messages = (message for message in said if isinstance(message, dict))
+    return _near(record, names) or next(filter(None, (_near(message, OF_MESSAGES) for message in messages)), "")
+
+
+def _near(given: Mapping[str, Any], names: Iterable[str]) -> str:
+    missing = [name for name in names if name not in given]
+    for name in given:
+        if name not in names and (near := get_close_matches(name, missing, 1, 0.8)):
+            return f'"{name}" would be lost, expected "{near[0]}"; rename or remove it'
+    return ""
 
 
 def with_messages(record: Any) -> Any:
