@@ -87,6 +87,8 @@ BYTES: dict[str, tuple[bytes, str]] = {
     "eps": (EPS, "begins with b'%!PS-Adobe"),
     "dos eps": (b"\xc5\xd0\xd3\xc6" + struct.pack("<II", 32, len(EPS)) + bytes(20) + EPS, "begins with"),
     "ico": (b"\0\0\1\0" + bytes(60), "begins with"),
+    "heic": (b"\0\0\0\x18ftypheic" + bytes(60), "it is HEIC or AVIF, expected a picture: PNG"),
+    "avif": (b"\0\0\0\x20ftypavif" + bytes(60), "it is HEIC or AVIF, expected"),
     "only a signature": (b"\x89PNG\r\n\x1a\n", "it is damaged or cut short"),
     "wave sound": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(20), "begins with b'RIFF"),
     "words of a bitmap": (b"BMW is a car, and no bitmap", "or another kind of file; expected one of PNG|damaged"),

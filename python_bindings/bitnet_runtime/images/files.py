@@ -150,6 +150,8 @@ def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
     begin, size = file.read(16), file.seek(0, os.SEEK_END)
     file.seek(0)
     found = "" if _FIRST_BYTES.match(begin) else f"begins with {begin!r}"
+    if begin[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypavif"):  # as phones and browsers write
+        found = "is HEIC or AVIF"
     if size > MOST_BYTES or size == 0:
         found = f"has {size:,} bytes"
     if found:
