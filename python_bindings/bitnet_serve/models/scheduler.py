@@ -2,9 +2,7 @@
 
 A pass computes a token of every answer that runs, draft tokens behind it, and a chunk of the prompts that load
 (`bitnet_runtime.answers.together.Passes`). So an answer never waits for more than a chunk, and nobody for a whole
-prompt of another. A free place goes to the client with the fewest tasks running, then to the request with the
-fewest, then to the client whose latest ended first. Who has more than his share has his latest tasks pause when others
-come. Clients take turns with pieces of prompts. Nobody can take the whole queue.
+prompt of another. Clients share the places (`bitnet_serve.models.shares`), and nobody can take the whole queue.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
 
@@ -22,6 +20,7 @@ from concurrent.futures import Future
 from bitnet_runtime.answers.together import Passes
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
 from bitnet_serve.histogram import LATENCIES, Histogram
+from bitnet_serve.models import shares
 from bitnet_serve.models.sessions import FullError
 from bitnet_serve.models.task import Task
 
@@ -191,11 +190,8 @@ class Scheduler:
                 active = self._active
                 if active == self._full_with:
                     return
-                clients = Counter(task.client for task in active)
-                requests = Counter(task.request for task in active)
-                task = min(self._queue, key=lambda task: (clients[task.client], requests[task.request]))  # the first
-                share = clients[task.client] + 1
-                if sum(min(n, share) for n in clients.values()) >= self._places:  # it would pause
+                task = shares.next_of(self._queue, active, self._places)
+                if task is None:
                     self._full_with = active
                     return
                 self._queue.remove(task)
@@ -223,28 +219,12 @@ class Scheduler:
         an answer."""
         return [task for task in self._running if not task.waits]
 
-    def _with_places(self) -> list[Task]:
-        """The first of each client, then the second of each, and so on. There may be more where clients came later, or
-        some have waited for their readers: these pause."""
-        active, seen, place = self._active, Counter[object](), dict[Task, int]()
-        if len(active) <= self._places:
-            return active
-        for task in active:
-            place[task] = seen[task.client]
-            seen[task.client] += 1
-        return sorted(active, key=place.__getitem__)[: self._places]
-
     def _round(self) -> bool:
         """A piece, and a pass; False: there was nothing to do."""
-        tasks = self._with_places()
+        tasks = shares.with_places(self._active, self._places)
         going = [task for task in tasks if task.writer and not task.writer.loads]
         coming = [task for task in tasks if task.writer is None or task.writer.loads]
-        latest = Counter[object]()
-        for task in coming:
-            latest[task.client] = max(task.turn, latest[task.client])
-        # A short text does not wait for a piece of each long one; nor do these for all short ones that keep coming.
-        new_first = not self._new_had_turn
-        coming.sort(key=lambda task: (latest[task.client], new_first and task.had_turn, task.turn))
+        coming = shares.in_turn(coming, new_first=not self._new_had_turn)
         if alone := bool(coming) and coming[0].writer is None:
             task, most = coming[0], PIECE if going else PIECE_ALONE
             self._take_turn(task)

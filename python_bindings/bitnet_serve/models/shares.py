@@ -1,0 +1,48 @@
+"""How clients share a model: who begins, who pauses, and whose prompt is read on.
+
+A free place goes to the client with the fewest tasks running. Who has more than an equal share of the places has his
+latest tasks pause when others come. Clients take turns with pieces of prompts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from bitnet_serve.models.task import Task
+
+
+def next_of(queue: Iterable[Task], active: Sequence[Task], places: int) -> Task | None:
+    """Which of those that wait begins beside those that run; None: it would pause at once.
+
+    That of the client with the fewest tasks running, then of the request with the fewest, then the first.
+    """
+    clients, requests = Counter(task.client for task in active), Counter(task.request for task in active)
+    task = min(queue, key=lambda task: (clients[task.client], requests[task.request]))
+    share = clients[task.client] + 1
+    return task if sum(min(n, share) for n in clients.values()) < places else None
+
+
+def with_places(active: Sequence[Task], places: int) -> list[Task]:
+    """The first of each client, then the second of each, and so on. The others pause: there are more than places where
+    clients came later, or some have waited for their readers."""
+    if len(active) <= places:
+        return list(active)
+    seen, place = Counter[object](), dict[Task, int]()
+    for task in active:
+        place[task] = seen[task.client]
+        seen[task.client] += 1
+    return sorted(active, key=place.__getitem__)[:places]
+
+
+def in_turn(coming: Iterable[Task], new_first: bool) -> list[Task]:
+    """Tasks with prompts to read, in the order of their next pieces: first of the client whose latest is longest ago.
+
+    new_first: of a client's tasks those without a piece yet come first. If that alternates, a short text waits for one
+    piece of a long one and not for one of each, nor do long ones wait for all short ones that keep coming.
+    """
+    tasks = list(coming)
+    latest = Counter[object]()
+    for task in tasks:
+        latest[task.client] = max(task.turn, latest[task.client])
+    return sorted(tasks, key=lambda task: (latest[task.client], new_first and task.had_turn, task.turn))
