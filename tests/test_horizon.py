@@ -127,6 +127,8 @@ def test_lengths_in_tokens_are_those_shares() -> None:
         longer = Place(share / 4, share / 4, share * 1e6, 4e6)
         assert schedule.quantization(tokens, longer) == pytest.approx(schedule.quantization(shares, at))
     assert schedule.fall(tokens, Place(0.96, 0.96, 3.84e6, 4e6)) == pytest.approx(0.8)
+    assert schedule.fall(shares, Place(0.95, 0.95, since=0.9)) == pytest.approx(0.5)  # over the rest, which is short
+    assert schedule.fall(shares, Place(0.42, 0.42, since=0.4, fallen=0.5)) == pytest.approx(0.7)  # rises again
 
 
 # ---- longer runs ----

@@ -96,17 +96,18 @@ def test_a_layer_alone_has_an_adapter_that_can_learn(monkeypatch: pytest.MonkeyP
     assert layer.adapter_out is not None and layer.adapter_out.grad is not None and layer.adapter_out.grad.any()
 
 
-def test_steps_are_those_of_an_adapter_whose_output_has_a_factor() -> None:
+@pytest.mark.parametrize(("alpha", "outward"), [(8, 4.0), (0, 2.0)])
+def test_steps_are_those_of_an_adapter_whose_output_has_a_factor(alpha: float, outward: float) -> None:
     """Of a factor of the model itself, as LoRA has it: with weight decay, too."""
     torch.manual_seed(0)
-    settings = Settings(source="s", lora=2, lora_alpha=8, optimizer="adamw", weight_decay=0.5, quantize_warmup=0.0)
+    settings = Settings(source="s", lora=2, lora_alpha=alpha, optimizer="adamw", weight_decay=0.5, quantize_warmup=0.0)
     config = ModelConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=24,
                          max_context=8, adapter_rank=2, adapters=("q",))  # fmt: skip
     model = Transformer(config)
     building.hold(model, settings)
     ours = [p for p in model.parameters() if p.requires_grad]
     torch.nn.init.normal_(ours[1])
-    factors = (1.0, 4.0)  # of A, and of B: alpha / rank
+    factors = (1.0, outward)  # of A, and of B: alpha / rank, 2 unless given
     plain = [nn.Parameter(p.detach() / factor) for p, factor in zip(ours, factors, strict=True)]
     optimizer, place = optimizers.build(model, settings), schedule.Place(0.2, 0.2)
     expected = torch.optim.AdamW(plain, schedule.learning_rate(settings, place), betas=(0.9, 0.95), weight_decay=0.5)

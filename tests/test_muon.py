@@ -1,4 +1,4 @@
-"""Our Muon compared with torch's, which orthogonalizes one matrix at a time."""
+"""Our Muon compared with torch's, which orthogonalizes one matrix at a time; and which parameters it is for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from bitnet.train.muon import Muon, orthogonal
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train import optimizers
+from bitnet.train.muon import SIZE, Muon, orthogonal
+from bitnet.train.schedule import Place
 
 SHAPES = [(48, 32), (48, 32), (32, 48), (16, 16), (48, 32), (1, 8)]
 
@@ -59,3 +64,27 @@ def test_a_matrix_without_a_gradient_stays() -> None:
         before = [p.detach().clone() for p in (alone, taken)]
         muon.step()
         assert torch.equal(alone, before[0]) == (factor == 0) and not torch.equal(taken, before[1])
+
+
+def test_precise_steps_are_those_of_fp32() -> None:
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.zeros(16, 16))
+    p.grad = torch.randn(16, 16)
+    Muon([{"params": [p], "lr": 1 / (SIZE * 4)}], precise=True).step()
+    torch.testing.assert_close(p.detach(), -orthogonal(p.grad), rtol=0, atol=1e-4)  # bf16 is off by 0.01
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_only_matrices_of_layers_decay(optimizer: str) -> None:
+    """Those of the draft, too. All else has the learning rate of embeddings."""
+    settings = Settings(optimizer=optimizer, lr=0.01, embedding_lr=0.03, weight_decay=0.5)
+    config = ModelConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=24,
+                         max_context=8)  # fmt: skip
+    model = Transformer(config.with_draft())
+    built = optimizers.build(model, settings)
+    optimizers.set_rates(built, settings, Place(0.2, 0.2))
+    found = {p: (group["lr"], group["weight_decay"]) for group in built.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        decays = p.dim() == 2 and name.startswith(("layers.", "draft."))
+        assert found.pop(p) == (pytest.approx(0.01 if decays else 0.03), 0.5 if decays else 0.0), name
+    assert not found

@@ -298,3 +298,6 @@ def test_schedules() -> None:
     assert rates(schedule="two_stage") == [0, 0.475, 0.9, 0.55, 0.333333, 0.2, 0.1, 0]
     assert rates(schedule="cosine")[4] == 0.5 and rates(schedule="cosine")[-1] == 0
     assert [schedule.weight_decay(Settings(), Place(p, p)) for p in (0.49, 0.5)] == [0.1, 0.0]
+    # 1 is the whole run, not one token
+    assert schedule.fall(Settings(warmdown=1.0), Place(0.5, 0.5, horizon=9e9)) == 0.5
+    assert schedule.behind(1.0, 0.5, 9e9) == 0.5
