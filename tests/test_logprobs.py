@@ -45,6 +45,14 @@ def test_each_token_has_its_own(model: Model, top: int) -> None:
     np.testing.assert_allclose([each.logprob for each in result.logprobs], scores, rtol=1e-6)
 
 
+def test_the_best_and_of_equals_the_lowest_ids() -> None:
+    shares = np.array([0.1, 0.4, 0.2, 0.2, 0.1])
+    (scored,) = score(np.log(shares, dtype=np.float32)[None] + 5, [4], 3)
+    assert [token for token, _ in scored.top] == [1, 2, 3]
+    assert np.exp([scored.logprob, *(logprob for _, logprob in scored.top)]) == pytest.approx([0.1, 0.4, 0.2, 0.2])
+    assert [token for token, _ in score(np.zeros((1, 999), np.float32), [0], 20)[0].top] == list(range(20))
+
+
 def test_every_form_has_them(model: Model) -> None:
     one = model.generate(PROMPT, logprobs=2, **ASKED)
     several = model.generate([PROMPT, [8]], logprobs=2, **ASKED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -69,8 +70,8 @@ def test_same_bits_however_a_text_is_cut_forked_or_rewound(model: Model) -> None
     tokens = [(7 * i) % 512 for i in range(200)]
     with model.session() as whole, model.session() as pieces:
         expected = whole.append(tokens)
-        for start in range(0, 200, 23):
-            pieces.feed(tokens[start : start + 23])
+        for start, end in itertools.pairwise((0, 1, 24, 47, 190, 200)):  # one is more than BLOCK
+            pieces.feed(tokens[start:end])
         assert np.array_equal(pieces.logits, expected)
         pieces.rewind(100)
         assert pieces.logits is None
@@ -97,6 +98,9 @@ def test_a_fork_draws_what_the_original_would(model: Model) -> None:
         for token in drawn:
             assert session.sample() == session.sample() == token
             session.step(token)
+        other = (drawn[-1] + 1) % 512
+        session.step(other)
+        assert session.tokens == [1, 2, 3, *drawn, other]
         assert len(set(drawn)) > 5
 
 
