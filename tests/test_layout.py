@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bitnet_export.packed import layout
+from bitnet_export.packed import int8_rows, layout
+from bitnet_export.packed.layout import Bytes
 
 sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**32 - 1)
@@ -118,6 +120,17 @@ def test_refused_codes_are_found_wherever_they_are(rows: int, cols: int, seed: i
     at, field = data.draw(st.integers(0, packed.size - 1)), data.draw(st.integers(0, 3))
     packed[at] |= 3 << 2 * field
     assert layout.has_refused_ternary(packed)
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [(layout.has_refused_ternary, 0xC0), (layout.has_refused_trits, 1), (int8_rows.has_refused, 0x80)],
+)
+def test_refused_codes_are_found_in_the_last_of_several_blocks(refused: Callable[[Bytes], bool], code: int) -> None:
+    large = np.zeros((1 << 22) + 1, np.uint8)
+    assert not refused(large)
+    large[-1] = code
+    assert refused(large)
 
 
 def test_a_layer_of_the_2b_model_packs_in_well_under_a_second() -> None:

@@ -46,13 +46,6 @@ class Mixed:
         ]
         self.course: tuple[tuple[int, Weights], ...] = ((0, tokens.mixture.weights_at(0, 0)),)
 
-    @property
-    def per_epoch(self) -> float:
-        """Sequences after which, with the newest weights, the first of the sources has been seen completely."""
-        weights = self.course[-1][1]
-        shares = zip(self._names, self._each, strict=True)
-        return min(each.per_epoch / weights[name] for name, each in shares if weights[name])
-
     def passes(self, n: int) -> float:
         """How many epochs of the most repeated source the first n sequences contain."""
         _, _, found = self._before(n)
