@@ -185,6 +185,18 @@ def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch
         wait(lambda: not connections(serving))
 
 
+def test_a_reader_that_goes_on_is_no_longer_watched(serving: Serving) -> None:
+    with deaf(serving, as_http("/tokenize", {"prompt": "x" * 900_000})) as c:
+        wait(lambda: any(each.unread for each in connections(serving)))
+        (one,) = connections(serving)
+        assert one._patience is not None
+        while b"}" not in c.recv(1 << 20):
+            pass
+        c.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        until(c, b"200 OK")  # so the server has seen that all was read
+        assert one._patience is None
+
+
 def test_the_rest_of_what_was_refused_has_its_time(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "SECONDS", 0.5)
     with connect(
