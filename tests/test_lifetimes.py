@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -44,8 +44,9 @@ def model(path: Path) -> Iterator[Model]:
         yield model
 
 
-def in_a_child(work: Callable[[], object], seconds: float = 30) -> int:
-    """Exit code of a forked process that does the work: 0, or 1 if it raised; minus SIGKILL if it hangs."""
+def in_a_child(work: Callable[[], object], forked: Callable[[], object] = lambda: None, seconds: float = 30) -> int:
+    """Exit code of a forked process that does the work: 0, or 1 if it raised; minus SIGKILL if it hangs. `forked` is
+    called in the parent."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -54,6 +55,7 @@ def in_a_child(work: Callable[[], object], seconds: float = 30) -> int:
             code = 0
         finally:
             os._exit(code)
+    forked()
     deadline = time.monotonic() + seconds
     while (waited := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > deadline:
@@ -63,19 +65,32 @@ def in_a_child(work: Callable[[], object], seconds: float = 30) -> int:
 
 
 class Busy:
-    """Threads that call something repeatedly."""
+    """Threads that call something repeatedly, but for the time that a child takes: what counts is what they do when
+    the process forks."""
 
     def __init__(self, *calls: Callable[[], object]) -> None:
         self.over = False
+        self.awake = threading.Event()
+        self.awake.set()
         self.threads = [threading.Thread(target=self._run, args=(call,), daemon=True) for call in calls]
 
     def _run(self, call: Callable[[], object]) -> None:
         while not self.over:
+            self.awake.wait()
             call()
 
-    def __enter__(self) -> None:
+    def in_children(self, work: Callable[[], object], number: int) -> Iterator[int]:
+        """Their exit codes, one after the other."""
+        for _ in range(number):
+            time.sleep(0.01)  # until the threads are somewhere in their calls
+            code = in_a_child(work, forked=self.awake.clear)
+            self.awake.set()
+            yield code
+
+    def __enter__(self) -> Self:
         for thread in self.threads:
             thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.over = True
@@ -113,8 +128,8 @@ def test_forks_while_other_threads_generate(model: Model) -> None:
         shared.feed([1] * 100)
 
     opened = (lambda: model.session().close(), lambda: model.score([1, 2, 3]))
-    with Busy(lambda: model.generate([1], max_tokens=20), turns, *opened):
-        assert all(in_a_child(child) == 0 for _ in range(30))
+    with Busy(lambda: model.generate([1], max_tokens=20), turns, *opened) as busy:
+        assert not any(busy.in_children(child, 30))
     assert model.generate("x", max_tokens=5, seed=1).tokens == expected
     shared.feed([1])
 
@@ -146,8 +161,8 @@ def test_a_child_chats_while_other_threads_do(tmp_path: Path) -> None:
     hello = [{"role": "user", "content": "hello"}]
     with Model.load(scripted_model(tmp_path / "m", [b"Good", b" day"], template=TEMPLATE), threads=1) as model:
         model.chat(hello)  # no fork while Python imports, which can hang it
-        with Busy(lambda: model.apply_template(hello), lambda: model.chat(hello)):
-            assert all(in_a_child(lambda: model.chat(hello)) == 0 for _ in range(30))
+        with Busy(lambda: model.apply_template(hello), lambda: model.chat(hello)) as busy:
+            assert not any(busy.in_children(lambda: model.chat(hello), 30))
 
 
 @pytest.mark.usefixtures("quick_gc")
