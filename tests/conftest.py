@@ -140,6 +140,14 @@ def client(serving: Any) -> Any:
     return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
 
 
+@pytest.fixture(scope="module")
+def claude(serving: Any) -> Any:
+    """The same of Anthropic. Imported here alone, as it takes seconds of each process that collects tests."""
+    from anthropic import Anthropic
+
+    return Anthropic(base_url=serving.address, api_key="none", max_retries=0)
+
+
 @pytest.fixture
 def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of the server send each token by itself, as they do when they keep up."""

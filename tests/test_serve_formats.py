@@ -8,10 +8,9 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +20,9 @@ from bitnet_serve.server import Serving
 from image_models import VOCAB, packed
 from runtime_models import SMALL, TEMPLATE
 from servers import post, served, wait
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
 ASKED: dict[str, Any] = {"seed": 3, "max_tokens": 100, "temperature": 0.7}
@@ -52,13 +54,12 @@ def model(serving: Serving) -> Model:
     return serving.models["any"].model
 
 
-def test_the_official_client_parses_what_comes(client: OpenAI, model: Model) -> None:
+def test_the_official_clients_parse_what_comes(client: OpenAI, claude: Anthropic, model: Model) -> None:
     parsed = client.chat.completions.parse(model="any", messages=MESSAGES, response_format=Person, **ASKED)
     person = parsed.choices[0].message.parsed
     assert person is not None and len(person.name) <= 5 and parsed.choices[0].finish_reason == "stop"
     response = client.responses.parse(model="any", input="go", text_format=Person, temperature=0.7)
     assert isinstance(response.output_parsed, Person)
-    claude = Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="none", max_retries=0)
     message = claude.messages.parse(
         model="any", max_tokens=200, messages=MESSAGES, output_format=Town, extra_body={"temperature": 0.7}
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -17,6 +15,9 @@ from pydantic import TypeAdapter
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model
 from servers import post, request, served
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 SCRIPT = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -36,6 +37,8 @@ def client(serving: Serving) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def claude(serving: Serving) -> Anthropic:
+    from anthropic import Anthropic
+
     return Anthropic(base_url=serving.address, api_key="key", max_retries=0)
 
 
@@ -133,11 +136,13 @@ def test_a_list_of_no_system_texts_is_none(serving: Serving) -> None:
 
 
 def test_tokens_of_what_does_not_fit_are_counted(claude: Anthropic, serving: Serving) -> None:
+    from anthropic import BadRequestError
+
     model = serving.models["script"].model
     long: Any = [{"role": "user", "content": "go " * model.n_ctx}]
     counted = claude.messages.count_tokens(model="script", messages=long)
     assert counted.input_tokens == len(model.apply_template(long)) > model.n_ctx
-    with pytest.raises(anthropic.BadRequestError, match=f"{counted.input_tokens} tokens exceed"):
+    with pytest.raises(BadRequestError, match=f"{counted.input_tokens} tokens exceed"):
         claude.messages.create(model="script", max_tokens=1, messages=long)
 
 
@@ -190,12 +195,14 @@ def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
 
 
 def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Serving) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="expected one of: script"):
         claude.messages.create(model="claude", max_tokens=5, messages=MESSAGES)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens is missing"):
         claude.post("/v1/messages", body={"messages": MESSAGES}, cast_to=object)
     with pytest.raises(anthropic.AuthenticationError):
-        Anthropic(base_url=serving.address, api_key="other", max_retries=0).models.list()
+        claude.with_options(api_key="other").models.list()
     status, answer = post(serving, "/v1/messages", {}, **{"x-api-key": "other"})
     assert (status, answer["type"], answer["error"]["type"]) == (401, "error", "authentication_error")
     with pytest.raises(openai.AuthenticationError):

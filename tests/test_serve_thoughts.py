@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -18,6 +17,9 @@ from servers import post, served
 from test_serve_streams import USE, chunks, events
 from test_serve_streams import ask as streamed
 from test_thoughts import SAID, TEXT, THOUGHT, thinking_models
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 from tool_models import ASK, CALL, FLAT, TOOLS
 
 
@@ -65,8 +67,7 @@ def test_an_answer_that_goes_on(serving: Serving, model: str, begun: str, reason
     assert ("reasoning_content" in message, message["content"]) == (reasoning, content)
 
 
-def test_messages(serving: Serving) -> None:
-    claude = Anthropic(base_url=serving.address, api_key="none", max_retries=0)
+def test_messages(claude: Anthropic, serving: Serving) -> None:
     answer = claude.messages.create(model="thinks", max_tokens=500, messages=ASK)
     assert [block.to_dict() for block in answer.content] == [
         {"type": "thinking", "thinking": THOUGHT, "signature": ""}, {"type": "text", "text": SAID},

@@ -6,11 +6,10 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from anthropic import Anthropic, beta_tool
 from openai import OpenAI
 
 from bitnet.data import conversations
@@ -18,6 +17,9 @@ from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
 from servers import post, request, served
 from tool_models import ASK, CALL, FLAT, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 PAGE = Path(__file__).parents[1] / "docs/tools.md"
 ARGUMENTS = {"town": "Köln", "days": 3}
@@ -50,11 +52,6 @@ def test_too_long_tools_are_told_from_messages(serving: Serving) -> None:
         _, answer = post(serving, f"/v1/{path}", {"model": "any", "tools": tools, **asked})
         n, of_tools = answer["error"]["n_prompt_tokens"], int(answer["error"]["message"].split("; ")[1].split()[0])
         assert 3000 < of_tools < n < of_tools + 100 and answer["error"]["message"].count("tell of the tools") == 1
-
-
-@pytest.fixture(scope="module")
-def claude(serving: Serving) -> Anthropic:
-    return Anthropic(base_url=serving.address, api_key="none", max_retries=0)
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
@@ -230,6 +227,8 @@ def test_strict_is_the_rule_of_responses(client: OpenAI) -> None:
 
 def test_the_client_runs_tools(claude: Anthropic) -> None:
     """It asks for a thread first, and goes on without."""
+    from anthropic import beta_tool
+
     asked: list[tuple[str, int]] = []
 
     @beta_tool
