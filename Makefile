@@ -172,8 +172,8 @@ lost:
 	@$(PIP) install -c constraints.txt bitnet-edge
 	@touch $@
 
-# On Linux x86-64 pip installs PyTorch with CUDA by default.
-PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; docs/install.md says how to \
+# On Linux pip installs PyTorch with CUDA by default.
+PYTORCH := $(if $(filter Linux,$(shell uname -s)),up to 3 GB (5 GB on disk; docs/install.md says how to \
              need a tenth: see "Less to download"),0.3 GB)
 
 # The project itself is installed already: this adds the packages of an extra in pyproject.toml, and

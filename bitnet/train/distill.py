@@ -162,11 +162,12 @@ def _reads_otherwise(start: Start, ours: Mapping[str, int], context: int) -> str
     if start.tokenizer is None:
         return " reads no text; expected one with the same tokenizer, or --distill-features alone"
     theirs = start.words.get_vocab()
-    other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
-    if other is not None:
+    others = [(token, text) for text, token in theirs.items() if ours.get(text) != token]
+    if others:
+        token, text = min(others)
         return (
-            f": its token {other!r:.40} has the id {theirs[other]}, in the source "
-            f"{ours.get(other, 'there is no such token')}; expected a teacher with the same tokenizer"
+            f": its token {text!r:.40} has the id {token}, in the source "
+            f"{ours.get(text, 'there is no such token')}; expected a teacher with the same tokenizer"
         )
     if context > start.config.max_context:
         return f" takes {start.config.max_context:,} tokens, a sequence has {context:,}; lower --context"
