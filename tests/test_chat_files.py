@@ -70,6 +70,8 @@ def test_options_of_text_are_not_of_conversations(tmp_path: Path, capsys: pytest
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dataset.DataError, match=r"is not a \.jsonl file"):
         list(conversations.read([tmp_path / "a.txt"]))
+    with pytest.raises(dataset.DataError, match=r"; for a list: jq -c '\.\[\]' \S+/a\.json > \S+/a\.jsonl$"):
+        list(conversations.read([tmp_path / "a.json"]))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     with pytest.raises(dataset.DataError, match="1 conversation, expected at least 2 different ones"):
         conversations.split([*conversations.read([tmp_path / "c.jsonl"])] * 2, 0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,9 @@ def records_of(files: Iterable[Path], what: str) -> Iterator[tuple[Any, str]]:
     """The records in the lines of .jsonl files, and where each is. what: the kind of record, for messages."""
     for file in files:
         if kind_of(file) != ".jsonl":
-            raise DataError(f"{file} is not a .jsonl file, expected one {what} a line")
+            lines = f"jq -c '.[]' {shlex.quote(str(file))} > {shlex.quote(str(file) + 'l')}"
+            hint = f"; for a list: {lines}" if file.suffix == ".json" else ""
+            raise DataError(f"{file} is not a .jsonl file, expected one {what} a line{hint}")
         yield from records(file)
 
 
