@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -149,12 +149,13 @@ def test_a_short_text_does_not_wait_for_a_piece_of_each_long_one() -> None:
 class Short(Named):
     """One of a client who asks again as soon as he is answered."""
 
+    def __init__(self, begun: list[str], again: Callable[[], None]) -> None:
+        super().__init__("", begun)
+        self.again = again
+
     def piece(self, most: int) -> None:
         self.done = True
         self.again()
-
-    def again(self) -> None:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize("client", ["a", "b"])
@@ -163,10 +164,8 @@ def test_short_texts_that_keep_coming_do_not_stop_a_long_one(scheduler: Schedule
     long = Named("long", begun)
 
     def ask() -> None:
-        short = Short("", begun)
-        short.again = ask  # type: ignore[method-assign]
         with contextlib.suppress(OverloadedError):  # at the end
-            scheduler.submit([short], client)
+            scheduler.submit([Short(begun, ask)], client)
 
     ask()
     ask()

@@ -193,7 +193,8 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
 
 
 def test_texts_go_on_together_for_a_moment(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call has several passes, but not while prompts load, whose time is measured; the texts are the same."""
+    """A call has several passes, but not while prompts load, whose time is measured; the texts are the same.
+    They hardly repeat themselves: of draft tokens there would be as many as pay at the moment, and fewer calls."""
 
     def texts(moment: float) -> tuple[list[list[int]], list[tuple[int, int]]]:
         found: list[tuple[int, int]] = []
@@ -204,14 +205,14 @@ def test_texts_go_on_together_for_a_moment(model: Model, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(writer, "MOMENT", moment)
         monkeypatch.setattr(together, "step_batch", noted)
-        results = model.generate([[5], [6, 7] * 20, [8]], max_tokens=40, **GREEDY)
+        results = model.generate([[5], [6, 7] * 20, [8]], max_tokens=40, temperature=3, seed=5)
         return [result.tokens for result in results], found
 
     alone, calls = texts(0)
-    assert all(passes == 1 for _, passes in calls)
-    tokens, calls = texts(1e6)  # how many calls depends on draft tokens, and so on time
-    assert tokens == alone
-    assert all(passes == 1 for loaded, passes in calls if loaded > 1) and max(passes for _, passes in calls) > 1
+    assert all(passes == 1 for _, passes in calls) and len(calls) > 30
+    tokens, calls = texts(1e6)
+    assert tokens == alone and len(calls) < 15
+    assert all(passes == 1 for loaded, passes in calls if loaded > 1) and max(passes for _, passes in calls) > 5
 
 
 @pytest.mark.parametrize(
