@@ -41,8 +41,8 @@ class Settings:
     data: list[str] = option(
         [],
         "text: files, globs, folders (their .txt .md .rst .py .jsonl .parquet files, also as .gz and .zst), "
-        "hf:NAME:SPLIT, or a folder from bitnet tokenize; none: the data of the source, or Python's standard "
-        "library; for a model with vision: .jsonl, .csv or folders of images and texts",
+        "hf:NAME:SPLIT, or a folder from bitnet tokenize; none: for finetune the data of SRC, otherwise Python's "
+        "standard library; for a model with vision: .jsonl, .csv or folders of images and texts",
     )
     column: str = option("text", "the field of a line, or of a table's row, that holds the text")
     mixture: str = option(
@@ -57,7 +57,7 @@ class Settings:
         "instead of --data: .jsonl files of prompts with a preferred and a rejected answer, for DPO; see "
         "docs/finetune.md",
     )
-    out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
+    out: str = option("", "run folder; none: runs/<preset>, or for finetune runs/<name of SRC>")
     draft: bool = option(
         False,
         "also train a draft head, for speculative decoding, without changing the model; see docs/drafts.md",

@@ -18,6 +18,12 @@ def refuse(message: str) -> int:
     return 2
 
 
+def check_exists(source: str | Path) -> None:
+    """Raises FileNotFoundError if what a verb reads, a run or a packed file, is not there."""
+    if not Path(source).exists():
+        raise FileNotFoundError(f"{source} does not exist, expected a checkpoint or a run folder, or a packed file")
+
+
 def misnamed(out: str) -> str:
     """Why a new packed file should not have this name; "" if it may. (Existing files have refusals of their own.)"""
     if not (to := FOREIGN.get(Path(out).suffix.lower())) or Path(out).exists():

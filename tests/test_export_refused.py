@@ -242,7 +242,9 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 
 def test_export_fails_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "m")]) == 1
-    assert "none does not exist" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "none does not exist, expected a checkpoint or a run folder, or a packed file" in printed
+    assert printed.count("\n") == 1  # and no line that says that a file is being written
     folder = make_checkpoint(tmp_path / "run")
     (folder / "manifest.json").unlink()
     shutil.copy(folder / "config.json", folder / "model.safetensors")

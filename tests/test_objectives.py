@@ -193,7 +193,8 @@ def test_a_packed_file_is_measured_without_a_prefix(
         (("--temperature", "0.1"), "--objective next, but --temperature is of vectors of texts; leave it out"),
         (("--objective", "mlm"), "mask is causal, so a masked token sees one side alone; add --set mask=bidirectional"),
         ((*ENCODER, "--objective", "mlm", "--set", "has_head=no"), "the model has no head; add --set has_head=yes"),
-        (("--objective", "contrastive"), "the model has a head; add --set has_head=no"),
+        (("--objective", "contrastive"), "the model has a head; add --set has_head=no --set pooling=mean\n"),
+        (("--objective", "contrastive", "--set", "pooling=last"), "the model has a head; add --set has_head=no\n"),
         (
             ("--objective", "contrastive", "--set", "has_head=no"),
             "pooling is none, so a text has no vector; add --set pooling=mean",

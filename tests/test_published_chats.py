@@ -60,7 +60,7 @@ def test_forms(record: dict[str, Any], messages: list[dict[str, Any]], tmp_path:
         ({"instruction": "x", "output": "y", "history": [["a", "b"]]}, 'history; expected an object with "messages"'),
         ({"instruction": "x", "input": [1], "output": "y"}, "instruction, input, output; expected an object with"),
         ({"instruction": "", "output": "y"}, "messages is []; expected an object with"),
-        ({"instruction": "x", "output": None}, "a message is {'role': 'assistant', 'content': None}"),
+        ({"instruction": "x", "output": None}, "line 1: output is None, expected a text"),
     ],
 )
 def test_what_would_be_lost_is_refused(record: dict[str, Any], message: str, tmp_path: Path) -> None:

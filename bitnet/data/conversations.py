@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
-from bitnet.data.published import SPEAKERS, is_talk, misspelt, with_messages
+from bitnet.data.published import SPEAKERS, answered, is_talk, misspelt, with_messages
 from bitnet_runtime.chat.template import is_message
 from bitnet_runtime.chat.tools import Tools, loaded
 from bitnet_runtime.errors import InvalidParameterError, shown
@@ -102,6 +102,8 @@ def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
             form = '{"role": "user", "content": "…"}'
             if isinstance(message, dict) and "from" in message:
                 form = f'{{"from": "human", "value": "…"}}, from one of {", ".join(SPEAKERS)}'
+            elif "output" in record and message == answered(record["output"]):
+                raise DataError(f"{where}: output is {shown(record['output'])}, expected a text")
             raise DataError(f"{where}: a message is {shown(message)}, expected {form}")
     check_characters(json.dumps(record, ensure_ascii=False), where)
     roles = [message["role"] for message in messages]

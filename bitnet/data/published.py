@@ -53,8 +53,12 @@ def with_messages(record: Any) -> Any:
     if not record.keys() >= ALPACA or record.get("history") or not all(isinstance(part, str) for part in asked):
         return record
     question = {"role": "user", "content": "\n".join(asked)}
-    answer = {"role": "assistant", "content": record["output"]}
-    return {**record, "messages": [question, answer] if asked else []}
+    return {**record, "messages": [question, answered(record["output"])] if asked else []}
+
+
+def answered(output: Any) -> dict[str, Any]:
+    """The message that Alpaca's field is."""
+    return {"role": "assistant", "content": output}
 
 
 def _message(said: Any) -> Any:

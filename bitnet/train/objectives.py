@@ -89,7 +89,7 @@ def check(settings: Settings, config: ModelConfig) -> None:
              "add --set mask=bidirectional"),
         ],
         "contrastive": [
-            (config.has_head, head, "add --set has_head=no"),
+            (config.has_head, head, "add --set has_head=no" + " --set pooling=mean" * (config.pooling == "none")),
             (config.pooling == "none", "pooling is none, so a text has no vector", "add --set pooling=mean"),
             (config.mask == "prefix", "mask is prefix", "add --set mask=causal, or bidirectional"),
             (settings.batch < 2, "--batch is 1, so there is no other text to tell from", "raise --batch"),

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet_cli.arguments import check_exists
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
 from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import in_engine
@@ -73,8 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source = Path(args.source)
-    if not source.exists():
-        raise FileNotFoundError(f"{source} does not exist, expected a checkpoint or a run folder, or a packed file")
+    check_exists(source)
     is_packed = not source.is_dir()
     if args.adapter and not is_packed:
         raise ValueError("--adapter is for packed files; a run of an adapter is measured with it")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, encodings, misnamed, refuse
+from bitnet_cli.arguments import at_least, check_exists, encodings, misnamed, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
     if told := misnamed(args.out):
         return refuse(told)
+    check_exists(args.checkpoint)
     with at_once():
         from bitnet_export.checkpoint.adapter import export_adapter
         from bitnet_export.checkpoint.pack import export_checkpoint
