@@ -78,3 +78,23 @@ def test_an_evaluation_tells_them_from_text(tmp_path: Path) -> None:
     ):
         file = written(tmp_path, record)
         assert conversations.among([str(file)], column) == [file] * is_talk
+
+
+@pytest.mark.parametrize(
+    ("answer", "counted"),
+    [
+        ({"content": ""}, 1),
+        ({"content": " \n"}, 1),
+        ({"content": "", "weight": 0}, 0),
+        ({"content": "x"}, 0),
+        ({"content": "", "reasoning_content": "why"}, 0),
+        ({"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, 0),
+    ],
+)
+def test_empty_answers_are_named(answer: dict[str, Any], counted: int, tmp_path: Path) -> None:
+    talk = [*TALK, TALK[0], {"role": "assistant"} | answer]
+    lines: list[str] = []
+    file = written(tmp_path, {"messages": talk}, {"messages": TALK})
+    conversations.split(conversations.read([file]), 0.5, lines.append)
+    told = '1 of 3 answers is empty, and the model learns to say nothing there; leave it out, or give it "weight": 0'
+    assert lines == [told] * counted

@@ -13,7 +13,7 @@ from bitnet.data import beside, finding
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.published import SPEAKERS, answered, is_talk, misspelt, with_messages
-from bitnet_runtime.chat.template import is_message
+from bitnet_runtime.chat.template import REASONING, is_message
 from bitnet_runtime.chat.tools import Tools, loaded
 from bitnet_runtime.errors import InvalidParameterError, shown
 
@@ -173,13 +173,15 @@ def split(
 ) -> tuple[list[Conversation], list[Conversation]]:
     """For training and for validation, by the hash of the messages; at least one on each side.
 
-    Equal ones are dropped, which `say` is told.
+    Equal ones are dropped, which `say` is told, as it is of answers that are empty.
     """
     unique, n = {}, 0
     for each in conversations:
         unique[digest_of(each)] = each
         n += 1
     if line := repetitions(n - len(unique), n, "conversations"):
+        say(line)
+    if line := _empty(unique.values()):
         say(line)
     if len(unique) < 2:
         raise DataError(
@@ -191,6 +193,21 @@ def split(
     held_out = held_out[: len(order) - 1]
     chosen = set(held_out)
     return [each for key, each in unique.items() if key not in chosen], [unique[key] for key in held_out]
+
+
+def _empty(conversations: Iterable[Conversation]) -> str:
+    """The note on empty answers that are learnt; "" if there are none."""
+    answers = [said for each in conversations for said in each.messages if said["role"] == "assistant"]
+    n = sum(said.get("weight") != 0 and not _says_something(said) for said in answers)
+    are, them = ("is", "it") if n == 1 else ("are", "them")
+    found = f"{n:,} of {len(answers):,} answers {are} empty, and the model learns to say nothing there"
+    return f'{found}; leave {them} out, or give {them} "weight": 0' if n else ""
+
+
+def _says_something(answer: dict[str, Any]) -> bool:
+    said = answer.get("content")
+    said = said.strip() if isinstance(said, str) else said  # a list has parts
+    return bool(said or any(answer.get(name) for name in ("tool_calls", *REASONING)))
 
 
 def digest_of(talk: Conversation) -> bytes:

@@ -21,7 +21,7 @@ from bitnet.data.dataset import IGNORED
 from bitnet.data.files import DataError
 from bitnet.data.packing import Dialogue, best_fit, filled
 from bitnet.data.tokenizer import defaults, separator, vocabulary_size
-from bitnet_runtime.chat.template import ChatTemplate
+from bitnet_runtime.chat.template import REASONING, ChatTemplate
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
 from bitnet_runtime.tokenizer.text import Tokenizer as EngineTokenizer
 
@@ -39,8 +39,6 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The template given to a model without one."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Field names of reasoning in messages and templates."""
 
 
 def unwritten(conversations: Sequence[Conversation], template: str) -> str:
