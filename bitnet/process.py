@@ -52,7 +52,7 @@ class Interruption:
             unheard()
         if number == signal.SIGINT:
             with contextlib.suppress(OSError):  # stderr is closed
-                os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
+                os.write(2, b"\nsaving after this step or evaluation; Ctrl-C again stops at once, unsaved\n")
 
         def again(number: int, frame: FrameType | None) -> None:
             if time.monotonic() - noted > ECHO:

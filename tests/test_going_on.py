@@ -123,11 +123,12 @@ def test_a_state_that_someone_edited(
     assert f"state.json: {name} is [1], expected a number" in capsys.readouterr().err
 
 
-def test_the_echo_of_a_ctrl_c_is_none() -> None:
+def test_the_echo_of_a_ctrl_c_is_none(capfd: pytest.CaptureFixture[str]) -> None:
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.signal == signal.SIGINT
+        assert capfd.readouterr().err.startswith("\nsaving after this step or evaluation; Ctrl-C again")
         time.sleep(ECHO + 0.1)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
