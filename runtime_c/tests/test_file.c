@@ -256,7 +256,8 @@ static void test_foreign(void) {
     file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "JSON text");
     memset(bytes, '\n', sizeof bytes); /* beyond the bytes examined */
     memcpy(bytes + 4096, "{}", 2);
-    file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "begins with 0a 0a");
+    file_refused(bytes, sizeof bytes, BN_ERR_MAGIC,
+                 "bitnet export writes it; this one begins with 0a 0a");
 }
 
 /* Of the 256 byte values, those that encode five codes are accepted, anywhere. */

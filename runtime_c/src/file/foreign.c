@@ -60,6 +60,7 @@ bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail) {
         return bn_fail(detail, BN_ERR_MAGIC, "expected a packed bitnet file, this is %s", name);
     for (size_t i = 0; i < sizeof magic && i < size; i++)
         snprintf(found + 3 * i, 4, " %02x", bytes[i]);
-    return bn_fail(detail, BN_ERR_MAGIC, "the file begins with%s, expected 89 42 49 54 4e 45 54 0a",
-                   found);
+    return bn_fail(
+        detail, BN_ERR_MAGIC,
+        "expected a packed bitnet file, as bitnet export writes it; this one begins with%s", found);
 }
