@@ -22,6 +22,7 @@ from bitnet.train.checkpoint import Checkpoint
 from bitnet_cli import main
 from bitnet_export import PackedFile, VerificationError, export_checkpoint, verify
 from bitnet_export.checkpoint import pack
+from bitnet_export.checkpoint.findings import Report
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.packed import records
 from bitnet_export.packed.writer import Encoded, write_packed
@@ -51,6 +52,24 @@ def test_a_run_that_goes_on_may_remove_the_checkpoint(
         (0, False) if times == 2 else (1, True)
     )
     assert (tmp_path / "m.bitnet").exists() is (times == 2)
+
+
+def test_one_removed_while_it_is_compared_is_not_exported_without_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, inner = make_checkpoint(tmp_path / "run"), pack.compare
+    newer = made.with_name("step-000009")
+    shutil.copytree(made, newer.with_name("newer"))
+
+    def removed(source: Checkpoint, file: Path, tokens: int) -> Report:
+        if not newer.exists():
+            shutil.rmtree(made)
+            newer.with_name("newer").rename(newer)
+        return inner(source, file, tokens=tokens)
+
+    monkeypatch.setattr(pack, "compare", removed)
+    report = export_checkpoint(made.parent, tmp_path / "m.bitnet", tokens=64)
+    assert report.checkpoint == newer.name and "no tokenizer" not in report.text
 
 
 def edit(folder: Path, **tensors: torch.Tensor | None) -> None:

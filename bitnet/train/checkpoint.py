@@ -106,6 +106,11 @@ class Checkpoint:
             problems.append(f"{step} is damaged: {problem}")
         raise CheckpointError(f"no checkpoint is whole: {'; '.join(problems)}")
 
+    def check_kept(self) -> None:
+        """Raises CheckpointError if its run has removed it since it was opened."""
+        if not self.folder.exists():
+            raise _missing(self.folder / WEIGHTS)
+
     @functools.cached_property
     def config(self) -> ModelConfig:
         values = read_json(self.folder / CONFIG)

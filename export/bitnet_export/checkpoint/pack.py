@@ -57,7 +57,9 @@ def export_checkpoint(
         source = Checkpoint.open(checkpoint)
 
         def check(file: Path, source: Checkpoint = source) -> None:
-            reports.append(compare(source, file, tokens=tokens))
+            report = compare(source, file, tokens=tokens)
+            source.check_kept()  # else it may have been read without its tokenizer
+            reports.append(report)
 
         try:
             pack_checkpoint(source, out, encoding=encoding, head=head, sparse=sparse, check=check)
