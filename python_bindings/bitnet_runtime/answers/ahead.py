@@ -12,11 +12,16 @@ class Ahead:
     def __init__(self, n_prompt: int) -> None:
         self.drawn: deque[int] = deque()  # chosen, and not yet in the answer
         self.missing: list[int] = []  # of the prompt and of what was chosen, not yet in the session
-        self.unread = n_prompt  # tokens of the prompt that are missing
+        self.unread = n_prompt  # tokens to read, of the prompt or again, before one is chosen
 
     def load(self, prompt: Sequence[int]) -> None:
         """This much of the prompt is missing."""
         self.missing, self.unread = list(prompt), len(prompt)
+
+    def lost(self, tokens: Sequence[int]) -> None:
+        """The session held these last, before what is missing. They are read again, as a prompt is."""
+        self.missing = [*tokens, *self.missing]
+        self.unread = len(self.next)
 
     @property
     def next(self) -> list[int]:

@@ -114,7 +114,7 @@ class Writer:
 
     @property
     def loads(self) -> int:
-        """Tokens of the prompt that have to be computed."""
+        """Tokens that have to be computed before one is chosen: of the prompt, or of all, after `move`."""
         return self._ahead.unread
 
     @property
@@ -151,6 +151,13 @@ class Writer:
         if self._top is not None:
             self._score(self._top)
         self._transcript.prompt_seconds = time.perf_counter() - begin
+
+    def move(self, session: Session, held: Sequence[int]) -> None:
+        """Go on in another session, which has a beginning of `held`, all tokens that the last one had."""
+        self._ahead.lost(held[session.position :])
+        self.session, self._entry = session, None
+        session.seed(self._seed)
+        self._changes = session._changes
 
     def entry(self, piece: int = BLOCK, looked_up: int = BLOCK) -> Entry:
         """What it has in the next pass, once it has begun: of its prompt, and of guesses, so many tokens at most."""

@@ -157,6 +157,7 @@ class Generation(Task):
         self._whole = ask.pixels is not None or self._model.mask == "prefix"  # the prompt is computed in one go
         self._session: Session | None = None
         self._writer: Writer | None = None
+        self._paused: list[int] = []  # tokens that its session held
         self._held = 0  # tokens of the prompt that are computed
         self._reused = 0  # of these, for another request
         self._made = time.perf_counter()
@@ -176,12 +177,27 @@ class Generation(Task):
         room = self._model.n_ctx if most is None else min(self._model.n_ctx, len(prompt) + most)
         if self._whole or self._ask.score_prompt:
             self._session = self._served.sessions.new(room, self._served.adapter)
+        elif self._writer:
+            self._session, _ = self._served.sessions.begin([*self._paused, 0], room, self._who, self._served.adapter)
+            self._writer.move(self._session, self._paused)
         else:
             self._session, self._reused = self._served.sessions.begin(prompt, room, self._who, self._served.adapter)
             self._held = self._reused
             if most != 0:
                 self._begin()
-        self._opened = time.perf_counter()
+        self._opened = self._opened or time.perf_counter()
+
+    @property
+    def nbytes(self) -> int:
+        if not self._session or not self._writer or self._whole or self._ask.score_prompt:
+            return 0
+        return self._served.sessions.taken(self._session)
+
+    def pause(self) -> None:
+        assert self._session is not None  # it is open
+        self._paused = self._session.tokens
+        self._served.sessions.end(self._session, self._who)
+        self._session = None
 
     def piece(self, most: int) -> None:
         last = len(self._ask.prompt) - 1  # which makes the logits
@@ -209,7 +225,8 @@ class Generation(Task):
 
     def _note(self) -> None:
         assert self._writer is not None
-        self._held = len(self._ask.prompt) - (0 if self.done else self._writer.loads)
+        held = len(self._ask.prompt) - (0 if self.done else self._writer.loads)
+        self._held = max(self._held, held)  # what is read again after a pause is not counted again
         if not self._started and self._held == len(self._ask.prompt):
             self._started = time.perf_counter()
 

@@ -198,7 +198,7 @@ class Scheduler:
                 self._running.append(task)
                 task.turn = self._turn
             try:
-                task.open()
+                self._open(task)
                 if task.done:
                     self._end(task)
             except ModelTooLargeError as error:
@@ -212,6 +212,21 @@ class Scheduler:
                 return
             except Exception as error:
                 self._fail(task, error)
+
+    def _open(self, task: Task) -> None:
+        """Others pause for it, if it has no memory and they have more than their share."""
+        try:
+            task.open()
+        except FullError as error:
+            others = shares.giving_way(self._running, task.client, error.size, error.lacks)
+            if not others:
+                raise
+            for other in others:
+                other.pause()
+            with self._wake:
+                self._running = [each for each in self._running if each not in others]
+                self._queue.extendleft(others)
+            task.open()
 
     @property
     def _active(self) -> list[Task]:

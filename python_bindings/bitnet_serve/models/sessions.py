@@ -25,7 +25,11 @@ LEASE = 1.0  # seconds for which no other model takes memory, when one asked and
 
 
 class FullError(ModelTooLargeError):
-    """Others have the memory, for a while."""
+    """Others have the memory, for a while. size: bytes that were asked for; lacks: how many of them are not free."""
+
+    def __init__(self, message: str, size: int, lacks: int) -> None:
+        super().__init__(message)
+        self.size, self.lacks = size, lacks
 
 
 class Kept(NamedTuple):
@@ -69,6 +73,12 @@ class Memory:
                 self.drop(self.kept[0])
             self._left -= n * fits
         return fits
+
+    def lacks(self, n: int, whose: object) -> int:
+        """How many bytes have to be given back before `whose` can take so many; 0: another model is to have them."""
+        with self.lock:
+            free = self._left + sum(kept.size for kept in self.kept)
+            return max(0, n - free) if self._first is whose else 0
 
     def give(self, n: int) -> None:
         with self.lock:
@@ -169,6 +179,10 @@ class Sessions:
         if not there:
             session.close()
 
+    def taken(self, session: Session) -> int:
+        """Bytes that are counted for it."""
+        return self._taken[session]
+
     def release(self, session: Session) -> None:
         """It is not used any more."""
         self._memory.give(self._taken.pop(session))
@@ -214,8 +228,10 @@ class Sessions:
         size = self._size(session, room, idle)
         if not self._memory.take(size, self):
             session.close()
-            error = FullError if size <= self._memory.most else ModelTooLargeError
-            raise error(f"there is no memory now for {room} tokens beside the answers that run")
+            said = f"there is no memory now for {room} tokens beside the answers that run"
+            if size > self._memory.most:
+                raise ModelTooLargeError(said)
+            raise FullError(said, size, self._memory.lacks(size, self))
         self._taken[session] = size
         return session
 

@@ -1,7 +1,8 @@
 """How clients share a model: who begins, who pauses, and whose prompt is read on.
 
 A free place goes to the client with the fewest tasks running. Who has more than an equal share of the places has his
-latest tasks pause when others come. Clients take turns with pieces of prompts.
+latest tasks pause when others come. If there is no memory for a task, those of clients with more of it pause, and give
+theirs back. Clients take turns with pieces of prompts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,32 @@ def with_places(active: Sequence[Task], places: int) -> list[Task]:
         place[task] = seen[task.client]
         seen[task.client] += 1
     return sorted(active, key=place.__getitem__)[:places]
+
+
+def giving_way(running: Sequence[Task], client: object, size: int, lacks: int) -> list[Task]:
+    """Those that pause for a task of this client which needs `size` bytes, of which so many are not free; none, if that
+    would not be enough.
+
+    Each is the latest of the client who then holds most, as long as that is more than this one would have: so none of
+    them can take it back. The first task of each client goes on, however large it is, or none might come to its end.
+    """
+    held, firsts = Counter[object](), set[object]()
+    latest, found = list[Task](), list[Task]()
+    for task in running:
+        held[task.client] += task.nbytes
+        if task.client in firsts and task.nbytes:
+            latest.insert(0, task)
+        firsts.add(task.client)
+    would_have = held[client] + size
+    while lacks > 0:
+        other = max(latest, key=lambda task: held[task.client], default=None)
+        if other is None or held[other.client] <= would_have:
+            return []
+        latest.remove(other)
+        found.append(other)
+        held[other.client] -= other.nbytes
+        lacks -= other.nbytes
+    return found
 
 
 def in_turn(coming: Iterable[Task], new_first: bool) -> list[Task]:

@@ -24,6 +24,15 @@ class Task:
         """Allocate its memory. Raises ModelTooLargeError: there may be enough when other tasks have ended."""
 
     @property
+    def nbytes(self) -> int:
+        """Memory that `pause` frees; 0: it cannot pause."""
+        return 0
+
+    def pause(self) -> None:
+        """Free its memory; `open` allocates it again, and the task goes on from where it was."""
+        raise NotImplementedError
+
+    @property
     def writer(self) -> Writer | None:
         """The answer that passes compute; None: `piece` has to be called first."""
 
