@@ -561,8 +561,8 @@ BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
 /* Draft tokens of the model's draft head after `token`, if that came next, sampled as in
  * bn_session_step: guesses[0..*n), *n <= most; confidences[0..*n) is the draft's probability of
  * each, given that those before are right. *n is 0 without a draft, or if the draft has not
- * followed the text, because it was scored, embedded or just rewound. Nothing is appended. Fails
- * like bn_session_append. */
+ * followed the text, because it was scored, embedded or just rewound; a sampler that rules out all
+ * tokens ends the guesses. Nothing is appended. Fails like bn_session_append, also in the draft. */
 BN_API bn_status bn_session_guess(bn_session *session, const bn_sampler *sampler, int32_t token,
                                   int32_t most, int32_t *guesses, float *confidences, int32_t *n);
 

@@ -191,6 +191,30 @@ static void test_a_guess_that_is_no_number(void) {
     bn_session_free(alone);
 }
 
+/* A draft that computes a value that is not finite, in its first round or a later one. The session
+ * is as before. */
+static void test_failing_draft(void) {
+    bn_session *s = session(TEXT, 128, BN_KV_F16);
+    append(s, 0, 20);
+    int32_t before[8], after[8], n, m;
+    float sure[8];
+    ok(bn_session_guess(s, NULL, 7, 8, before, sure, &n));
+    CHECK(n > 1 && before[0] != 7);
+    for (int round = 0; round < 2; round++) {
+        const int32_t bad = round ? before[0] : 7;
+        float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[bad], was = *scale;
+        *scale = NAN;
+        m = 77;
+        CHECK_EQ(bn_session_guess(s, NULL, 7, 8, after, sure, &m), BN_ERR_NUMERIC);
+        CHECK_EQ(m, 77);
+        *scale = was;
+        CHECK_EQ(bn_session_position(s), 20);
+        ok(bn_session_guess(s, NULL, 7, 8, after, sure, &m));
+        CHECK(m == n && memcmp(before, after, (size_t)n * sizeof *before) == 0);
+    }
+    bn_session_free(s);
+}
+
 /* Steps of several tokens give the tokens of single steps. Returns how many steps there were. */
 static int32_t count_steps(bn_session *s, const bn_sampler *sampler, const int32_t *expected,
                            int32_t n, int32_t most) {
@@ -343,6 +367,7 @@ int main(void) {
     test_same_guesses_beside_others();
     test_same_on_every_machine();
     test_a_guess_that_is_no_number();
+    test_failing_draft();
     test_tokens_are_the_same();
     test_edges();
     test_window();

@@ -147,7 +147,7 @@ static void guess(pass *p) {
             texts[n++] = &i->own;
         }
     if (n > 0)
-        bn_guess(texts, n, p->b->w, &p->budget);
+        (void)bn_guess(texts, n, p->b->w, &p->budget);
     for (int32_t j = 0; j < n; j++) {
         of[j]->guesses = of[j]->own.tokens;
         of[j]->n = of[j]->own.n;

@@ -224,9 +224,10 @@ static void charge(bn_guesses *const *who, int32_t n, const bn_timings *timings)
     }
 }
 
-void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget) {
+bn_status bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget) {
     bn_guesses *who[BN_GUESSERS];
     int32_t going = 0;
+    bn_status status = BN_OK;
     for (int32_t i = 0; i < n && going < (int32_t)w->score_rows; i++)
         if (can_begin(texts[i]))
             who[going++] = texts[i];
@@ -237,8 +238,10 @@ void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_bud
         in = 0;
         if (budget)
             charge(who, going, timings);
-        if (going < 1 || guess_once(who, going, w))
-            return;
+        if (going > 0)
+            status = guess_once(who, going, w);
+        if (going < 1 || status)
+            break;
         sample_all(who, going, w);
         for (int32_t i = 0; i < going; i++)
             if (take_guess(who[i], budget))
@@ -248,6 +251,7 @@ void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_bud
         budget->drafting += bn_seconds() - begin;
         bn_note_time(timings->draft_round, going, bn_seconds() - begin);
     }
+    return status;
 }
 
 bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t token, int32_t most,
@@ -267,18 +271,19 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
         status = bn_session_reserve(s, g.most + 1);
     if (status)
         return status;
-    *n = 0;
-    if (none)
-        return BN_OK;
-    bn_workspace *w = bn_turn_begin(s->model);
-    bn_guess(&(bn_guesses *){&g}, 1, w, NULL);
-    bn_turn_end(s->model);
-    memcpy(guesses, g.tokens, (size_t)g.n * sizeof *guesses);
-    memcpy(confidences, g.confidences, (size_t)g.n * sizeof *confidences);
-    *n = g.n;
+    if (!none) {
+        bn_workspace *w = bn_turn_begin(s->model);
+        status = bn_guess(&(bn_guesses *){&g}, 1, w, NULL);
+        bn_turn_end(s->model);
+    }
     if (pending > 0 && s->drafted == s->position) { /* the next token may differ */
         s->drafted--;
         s->pending = 1;
     }
+    if (status)
+        return status;
+    memcpy(guesses, g.tokens, (size_t)g.n * sizeof *guesses);
+    memcpy(confidences, g.confidences, (size_t)g.n * sizeof *confidences);
+    *n = g.n;
     return BN_OK;
 }

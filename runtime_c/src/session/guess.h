@@ -31,7 +31,8 @@ int bn_can_guess(const bn_session *s);
 /* Guess for n texts together, at most BN_GUESSERS, in rounds of one row per text. Their sessions
  * must have reserved memory. budget: of the pass that will verify the guesses, which are made as
  * long as they are worth it; NULL: make all that were requested. In a turn, before any rows are
- * added. */
-void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget);
+ * added. Returns the status of the last round: whoever verifies does without the guesses of one
+ * that failed. */
+bn_status bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_draft_budget *budget);
 
 #endif
