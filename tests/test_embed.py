@@ -31,6 +31,7 @@ from bitnet_runtime import (
 )
 from drawn_models import drawn, made
 from runtime_models import small_model
+from servers import post, served
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -232,6 +233,11 @@ def test_a_text_that_overflows_is_named(tmp_path: Path) -> None:
         with pytest.raises(NumericError, match=r"^(?!text)"):
             engine.embed(texts[3])
         assert engine.embed([*texts[:3], texts[4]]).shape == (4, QWEN.dim)
+    with served(tmp_path / "m.bitnet") as serving:
+        for given, said in ((texts, "input 3: "), ([[8] * 200, *texts[3:]], "input 1: "), (texts[3], "")):
+            status, answer = post(serving, "/v1/embeddings", {"input": given, "pooling": "mean"})
+            message = answer["error"]["message"]
+            assert status == 500 and message.startswith(said) and message.startswith("input") == bool(said)
 
 
 def test_a_file_without_a_tokenizer_takes_tokens(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import CacheFullError, InvalidParameterError, NumericError, naming
+from bitnet_runtime.errors import CacheFullError, InvalidParameterError, naming
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.sessions.state import check_all, turns
@@ -44,7 +44,7 @@ def embed(
 def _vectors(
     sessions: Sequence[Session], texts: Sequence[list[int]], group: list[int], pooling: str | None
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Places of a group and their vectors: of all at once, or of halves, where the cache has no room or one fails."""
+    """Places of a group and their vectors: of all at once, or of halves, where the cache has no room."""
     for session in sessions:
         session.reset()
     if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed
@@ -53,8 +53,9 @@ def _vectors(
         yield group, vector[None]
         return
     try:
-        vectors = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling)
-    except (CacheFullError, NumericError):  # before any work; or the halves find the text
+        names = [f"text[{place}]" for place in group]
+        vectors = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling, names)
+    except CacheFullError:  # before any work
         middle = len(group) // 2
     else:
         yield group, vectors
@@ -78,11 +79,12 @@ def _together(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 
 
 def embed_batch(
-    sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
+    sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None, names: Sequence[str] = ()
 ) -> NDArray[np.float32]:
     """texts[i] into sessions[i], different sessions of one model: float32[n, width].
 
-    Each vector is that of `sessions[i].embed(texts[i])`, bit for bit.
+    Each vector is that of `sessions[i].embed(texts[i])`, bit for bit. names: of the texts; a NumericError begins with
+    that of the first which has a value that is not finite.
     """
     import numpy as np
 
@@ -96,11 +98,16 @@ def embed_batch(
     out = np.empty((len(texts), model.info.width), np.float32)
     with turns(sessions):
         handles = [session._open for session in sessions]
+        whole = [session.position + len(array) for session, array in zip(sessions, arrays, strict=True)]
         pointers = ffi.new("bn_session *[]", [handle.pointer for handle in handles])
         sizes = [len(array) for array in arrays]
         lengths, view = ffi.new("int32_t[]", sizes), ffi.from_buffer("float[]", out)
         texts_of = ffi.new("int32_t *[]", arrays)
-        _check(sessions, sizes, lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view))
+        status = lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view)
+        failed = status == lib.BN_ERR_NUMERIC and names
+        found = zip(names, sessions, whole, strict=True) if failed else ()
+        with naming(next((name for name, session, end in found if session.position < end), "")):
+            _check(sessions, sizes, status)
     return out
 
 

@@ -521,7 +521,8 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * neither the call nor the file specifies a pooling, and with BN_ERR_STATE if the session holds
  * tokens that were not embedded, or were with another pooling, or were left by a rewind, which
  * keeps no pool: to embed texts with a common prefix, fork the session before they diverge. On
- * BN_ERR_NUMERIC `out` may be partly written. */
+ * BN_ERR_NUMERIC `out` may be partly written; the session is left empty if only the vector is not
+ * finite. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 
@@ -534,7 +535,8 @@ BN_API bn_status bn_session_embed_embeddings(bn_session *session, const float *e
  * vector is the same bit for bit. All are checked, and memory is reserved for all, before any work;
  * so if one session is already cancelled, nothing is done (BN_ERR_CANCELLED). Cancelling any of
  * them stops the call at the next block of tokens; each session keeps what it has of its text
- * (bn_session_position), and the others can continue. */
+ * (bn_session_position), and the others can continue. So it is on BN_ERR_NUMERIC: the first session
+ * without all of its text is that of the value. */
 BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 

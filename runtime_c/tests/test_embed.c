@@ -72,7 +72,7 @@ static void test_embed(void) {
     bn_session_free(single);
 }
 
-/* A call that fails may have changed the pool, so it leaves none to continue. */
+/* A call that fails leaves the pool as it was, to continue. */
 static void test_failed(void) {
     float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[prompt[6]], was = *scale;
     float whole[DIM], again[DIM];
@@ -85,11 +85,46 @@ static void test_failed(void) {
     CHECK_EQ(bn_session_embed(s, prompt + 4, 3, BN_POOL_MEAN, NULL), BN_ERR_NUMERIC);
     *scale = was;
     CHECK_EQ(bn_session_position(s), 4);
-    CHECK_EQ(bn_session_embed(s, prompt + 4, 3, BN_POOL_MEAN, NULL), BN_ERR_STATE);
-    ok(bn_session_rewind(s, 0));
-    ok(bn_session_embed(s, prompt, 7, BN_POOL_MEAN, again));
+    ok(bn_session_embed(s, prompt + 4, 3, BN_POOL_MEAN, again));
     CHECK(memcmp(whole, again, sizeof whole) == 0);
     bn_session_free(s);
+}
+
+/* Of texts together, the first session without all of its text is that of a value that is not
+ * finite. The others can continue. */
+static void test_which_failed(void) {
+    enum { N = 5, BAD = 99 };
+    int32_t text[N][40];
+    const int32_t *texts[N], lengths[N] = {3, 40, 5, 7, 2};
+    float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[BAD], was = *scale;
+    float out[N][DIM], alone[DIM];
+    bn_session *s[N];
+    for (int bad = 0; bad < N; bad++) {
+        for (int i = 0; i < N; i++) {
+            ok(bn_session_new(model, &plain, &s[i]));
+            ok(bn_session_embed(s[i], prompt, 2, BN_POOL_MEAN, NULL));
+            for (int j = 0; j < lengths[i]; j++)
+                text[i][j] = (i + j) % 50;
+            texts[i] = text[i];
+        }
+        text[bad][lengths[bad] - 1] = BAD;
+        *scale = NAN;
+        CHECK_EQ(bn_embed_batch(s, texts, lengths, N, BN_POOL_MEAN, out[0]), BN_ERR_NUMERIC);
+        *scale = was;
+        for (int i = 0; i < N; i++) {
+            const int32_t held = bn_session_position(s[i]) - 2;
+            CHECK(i < bad ? held == lengths[i] : held < lengths[i]);
+            if (i < bad)
+                continue;
+            ok(bn_session_embed(s[i], texts[i] + held, lengths[i] - held, BN_POOL_MEAN, out[i]));
+            ok(bn_session_rewind(s[i], 0));
+            ok(bn_session_embed(s[i], prompt, 2, BN_POOL_MEAN, NULL));
+            ok(bn_session_embed(s[i], texts[i], lengths[i], BN_POOL_MEAN, alone));
+            CHECK(memcmp(out[i], alone, sizeof alone) == 0);
+        }
+        for (int i = 0; i < N; i++)
+            bn_session_free(s[i]);
+    }
 }
 
 /* Vectors whose length is not a float, and 0. */
@@ -103,7 +138,7 @@ static void test_length(void) {
     ok(bn_session_new(model, &plain, &s));
     model->stack.final_norm.gain = huge;
     CHECK_EQ(bn_session_embed(s, prompt, 3, BN_POOL_MEAN, out), BN_ERR_NUMERIC);
-    ok(bn_session_rewind(s, 0));
+    CHECK_EQ(bn_session_position(s), 0); /* so that it can be told from others */
     model->stack.final_norm.gain = zero;
     ok(bn_session_embed(s, prompt, 3, BN_POOL_MEAN, out));
     for (int d = 0; d < DIM; d++)
@@ -193,6 +228,7 @@ int main(void) {
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_embed();
         test_failed();
+        test_which_failed();
         test_length();
         test_embed_batch();
     }

@@ -68,14 +68,16 @@ class Embedding(Vectors):
             for session in self._sessions[:group]:
                 session.reset()
             some = self._texts[self._at : self._at + group]
-            self.vectors += list(embed_batch(self._sessions[:group], some, self._pooling))
+            names = [f"input {place}" for place in range(self._at, self._at + group)]
+            self.vectors += list(embed_batch(self._sessions[:group], some, self._pooling, names))
             self._at += group
         else:
             (session, *_) = self._sessions
             if self._held == 0:
                 session.reset()
             end = len(text) if self._model.mask == "bidirectional" else min(self._held + most, len(text))
-            vector = session.embed(text[self._held : end], self._pooling)
+            with naming(f"input {self._at}" if len(self._texts) > 1 else ""):
+                vector = session.embed(text[self._held : end], self._pooling)
             self._held = end
             if end == len(text):
                 self.vectors.append(vector)

@@ -75,11 +75,15 @@ static bn_status give_hidden(const bn_batch *b) {
 
 static bn_status give_pooled(const bn_batch *b) {
     const size_t D = b->stack->config.dim;
+    for (size_t row = 0; row < b->n; row++) { /* before any pool changes */
+        float *h = state_of(b, row);
+        if (!bn_norm_row(&b->m->kernels, &b->stack->final_norm, h, h, D))
+            return BN_ERR_NUMERIC;
+    }
     for (size_t row = 0; row < b->n; row++) {
         const bn_row *r = &b->w->rows[row];
-        float *pool = r->session->pool, *h = b->w->in.h;
-        if (!bn_norm_row(&b->m->kernels, &b->stack->final_norm, h, state_of(b, row), D))
-            return BN_ERR_NUMERIC;
+        float *pool = r->session->pool;
+        const float *h = state_of(b, row);
         if (r->session->pooling == BN_POOL_MEAN && r->position > 0)
             for (size_t d = 0; d < D; d++)
                 pool[d] += h[d];

@@ -16,6 +16,7 @@ typedef struct texts {
     const float *vectors;
     const int32_t *lengths;
     int32_t n, text, at; /* next: row `at` of text `text` */
+    int apart;           /* each text in turns of its own */
 } texts;
 
 static bn_text text_of(const texts *t, int32_t i) {
@@ -75,19 +76,34 @@ static bn_status run_block(texts *t) {
     bn_status status = BN_ERR_CANCELLED;
     if (!any_cancelled(t)) {
         int whole = 1; /* the previous text is complete */
-        while (whole && t->text < t->n) {
+        while (whole && t->text < t->n && !(t->apart && b.n > 0)) {
             const int32_t n = count_rows(t, most - (int32_t)b.n, b.n == 0);
             if (n > 0)
                 add_rows(&b, t, n);
             whole = n > 0 && t->at == 0;
         }
         status = bn_batch_run(&b);
-        for (size_t row = 0; row < b.n; row++) {
+        for (size_t row = 0; row < b.n && !status; row++) {
             bn_session *s = b.w->rows[row].session;
-            s->pooled = status ? 0 : s->position;
+            s->pooled = s->position;
         }
     }
     bn_batch_end(&b);
+    return status;
+}
+
+/* All turns. A value of one text ends the turn of several, which then come one by one: so those
+ * before it are complete, and it is not. */
+static bn_status run_texts(texts *t) {
+    bn_status status = BN_OK;
+    while (t->text < t->n && !status) {
+        const int32_t text = t->text, at = t->at;
+        status = run_block(t);
+        if (status == BN_ERR_NUMERIC && !t->apart) {
+            t->text = text, t->at = at, t->apart = 1;
+            status = BN_OK;
+        }
+    }
     return status;
 }
 
@@ -110,31 +126,36 @@ static void load_pool(const bn_session *s, float *h) {
         h[d] = s->pool[d] / divisor;
 }
 
-/* out[n][width] = projector · pools, in turns of as many as there is scratch memory for. */
-static bn_status project(const texts *t, float *out) {
+/* out[n][width] = projector · pools, whatever is not finite, in turns of as many as there is
+ * scratch memory for. */
+static void project(const texts *t, float *out) {
     const bn_stack *stack = t->sessions[0]->stack;
     const size_t width = bn_width(&stack->config), n = (size_t)t->n;
-    bn_status status = BN_OK;
-    for (size_t first = 0, rows; first < n && !status; first += rows) {
+    for (size_t first = 0, rows; first < n; first += rows) {
         const bn_workspace *w = bn_turn_begin(t->sessions[0]->model);
         rows = bn_min(n - first, w->batch);
         for (size_t i = 0; i < rows; i++)
             load_pool(t->sessions[first + i], w->in.h + i * w->in.wide);
-        status = bn_leave(stack, w, rows, out + first * width);
+        bn_leave(stack, w, rows, out + first * width);
         bn_turn_end(t->sessions[0]->model);
     }
-    return status;
 }
 
-/* out[n][width] = the projected pools, normalized to length 1. */
+/* out[n][width] = the projected pools, normalized to length 1. A session whose vector is not finite
+ * is left empty. */
 static bn_status finish(const texts *t, float *out) {
     const bn_stack *stack = t->sessions[0]->stack;
     const size_t width = bn_width(&stack->config);
     const int projected = stack->projector.data != NULL;
-    bn_status status = projected ? project(t, out) : BN_OK;
-    for (int32_t i = 0; i < t->n && !status; i++, out += width)
-        status = bn_leave_unit(&t->sessions[0]->model->kernels, out,
-                               projected ? out : t->sessions[i]->pool, width);
+    bn_status status = BN_OK;
+    if (projected)
+        project(t, out);
+    for (int32_t i = 0; i < t->n && !status; i++, out += width) {
+        bn_session *s = t->sessions[i];
+        status = bn_leave_unit(&s->model->kernels, out, projected ? out : s->pool, width);
+        if (status)
+            (void)bn_session_cut(s, 0);
+    }
     return status;
 }
 
@@ -164,8 +185,8 @@ static bn_status embed(texts *t, bn_pooling pooling, float *out) {
     status = reserve(t);
     for (int32_t i = 0; i < t->n && !status; i++)
         t->sessions[i]->pooling = kind;
-    while (t->text < t->n && !status)
-        status = run_block(t);
+    if (!status)
+        status = run_texts(t);
     return status || !out ? status : finish(t, out);
 }
 
@@ -174,7 +195,8 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
     BN_STANDARD_FLOATS;
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
-    return embed(&(texts){sessions, tokens, NULL, n_tokens, n, 0, 0}, pooling, out);
+    return embed(&(texts){.sessions = sessions, .tokens = tokens, .lengths = n_tokens, .n = n},
+                 pooling, out);
 }
 
 bn_status bn_session_embed(bn_session *s, const int32_t *tokens, int32_t n, bn_pooling pooling,
@@ -185,5 +207,6 @@ bn_status bn_session_embed(bn_session *s, const int32_t *tokens, int32_t n, bn_p
 bn_status bn_session_embed_embeddings(bn_session *s, const float *embeddings, int32_t n,
                                       bn_pooling pooling, float *out) {
     BN_STANDARD_FLOATS;
-    return s ? embed(&(texts){&s, NULL, embeddings, &n, 1, 0, 0}, pooling, out) : BN_ERR_ARGUMENT;
+    texts one = {.sessions = &s, .vectors = embeddings, .lengths = &n, .n = 1};
+    return s ? embed(&one, pooling, out) : BN_ERR_ARGUMENT;
 }
