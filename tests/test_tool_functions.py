@@ -34,8 +34,10 @@ def forecast(town: str, days: int = 1, unit: Unit = Unit.C, kind: Literal["sun",
 
 
 def test_a_function_says_itself_what_it_is() -> None:
-    def other(x: Annotated[list[float], "numbers"], y: dict[str, bool] | None = None, z=5):  # type: ignore[no-untyped-def]
+    def other(x: Annotated[list[float], 0, "numbers"], y: dict[str, bool] | None, s: tuple[int, ...] = (), z=5):  # type: ignore[no-untyped-def]
         return x
+
+    def pair(a: tuple[int, str]) -> None: ...
 
     assert described(forecast) == ("forecast", "What the weather will be.", {
         "type": "object",
@@ -51,8 +53,8 @@ def test_a_function_says_itself_what_it_is() -> None:
     properties = described(other)[2]["properties"]
     assert properties["x"] == {"type": "array", "items": {"type": "number"}, "description": "numbers"}
     assert properties["y"]["anyOf"][0] == {"type": "object", "additionalProperties": {"type": "boolean"}}
-    assert properties["z"] == {}
-    for wrong in (lambda *a: a, lambda a, /: a, print, lambda a: a, 5, functools.partial(int, "3")):
+    assert (properties["s"], properties["z"]) == ({"type": "array", "items": {"type": "integer"}}, {})
+    for wrong in (pair, lambda *a: a, lambda a, /: a, print, lambda a: a, 5, functools.partial(int, "3")):
         with pytest.raises(InvalidParameterError, match=r"tool"):
             Tools.of([wrong])
 
@@ -72,6 +74,11 @@ class Span:
     first: int
     last: int = 7
     marks: list[Place] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Size:
+    """How large."""
 
 
 class Endless(typing.TypedDict):
@@ -98,6 +105,7 @@ def test_a_class_with_fields_is_an_object() -> None:
     properties = described(report)[2]["properties"]
     assert properties["place"] == where and properties["when"]["anyOf"][0] == span
     assert described(Place) == ("Place", "Where.", where) and described(Span) == ("Span", "", span)
+    assert described(Size)[1] == "How large."
     with pytest.raises(InvalidParameterError, match="the tool Endless has a type within itself, expected an end"):
         described(Endless)
 

@@ -28,21 +28,23 @@ def prompt(template: str, messages: Any, tools: Any = TOOLS) -> str:
     return ChatTemplate(template).render(messages, {"bos_token": ""}, tools=Tools.of(tools))
 
 
-def turn(arguments: Any) -> list[dict[str, Any]]:
-    """A call, and what came of it."""
+def turn(arguments: Any, said: str | None = None) -> list[dict[str, Any]]:
+    """A call, behind a text, and what came of it."""
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     result = {"role": "tool", "tool_call_id": "1", "content": "rain"}
-    return [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    return [*ASK, {"role": "assistant", "content": said, "tool_calls": [call]}, result]
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_model_is_told_what_there_is_and_what_came_of_it(kind: str) -> None:
-    texts = {prompt(TEMPLATES[kind], turn(arguments)) for arguments in ('{"town": "Köln"}', {"town": "Köln"})}
+    given = ('{"town": "Köln"}', {"town": "Köln"})
+    texts = {prompt(TEMPLATES[kind], turn(arguments, "I look.")) for arguments in given}
     (text,) = texts  # the arguments as JSON, as OpenAI has them, and as an object
     assert '"name": "clock"' in text and "The weather of a town." in text
     name = "parameters" if kind == "json" else "arguments"
     assert f'{{"name": "weather", "{name}": {{"town": "Köln"}}}}' in text
     assert "rain" in text and "weather?" in text
+    assert ("I look." in text) == (kind != "json"), "Llama's has no place for it"
     assert "The weather of a town." not in prompt(TEMPLATES[kind], turn("{}"), None)
 
 
@@ -72,6 +74,16 @@ def test_what_we_say_beside_the_parts_of_a_message() -> None:
     messages[2]["content"] = "let me see"
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     assert prompt(template, parts) == prompt(template, messages)
+
+
+def test_a_result_is_one_text_for_a_template() -> None:
+    messages = turn({})
+    messages[2]["content"] = [{"type": "text", "text": "rain"}, {"type": "text", "text": "sun"}]
+    assert "<tool_response>\nrain\nsun\n</tool_response>" in prompt(QWEN, messages)
+    for wrong in ([], [{"type": "text", "text": 5}]):
+        messages[2]["content"] = wrong
+        with pytest.raises(InvalidParameterError, match="messages has the result"):
+            prompt(QWEN, messages)
 
 
 def test_two_calls_for_a_template_that_knows_of_one() -> None:
@@ -112,7 +124,7 @@ def test_special_tokens_in_tools_are_text() -> None:
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1, expected true or false"),
         ({"tools": TOOLS, "regex": "a"}, "tools go with json_schema, not with regex or grammar"),
         ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"x": 1}]}]}, "messages has the tool call {'x': 1}"),
-        ({"messages": [{"role": "tool", "content": [{"type": "image"}]}]}, "messages has the result|expected"),
+        ({"messages": [{"role": "tool", "content": [{"type": "image"}]}]}, "messages has {'type': 'image'}"),
     ],
 )  # fmt: skip
 def test_what_is_no_tool(tmp_path_factory: pytest.TempPathFactory, wrong: dict[str, Any], message: str) -> None:
