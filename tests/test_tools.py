@@ -246,9 +246,11 @@ def test_the_tool_with_a_wrong_schema_is_named(tmp_path: Path, strict: bool) -> 
 
 def test_a_wrong_schema_beside_tools_is_named_by_its_own_name(tmp_path: Path) -> None:
     model = Model.load(calling_model(tmp_path / "m", CALL), threads=1)
-    with pytest.raises(GrammarError, match=r"^json_schema is refused: Invalid type: text") as caught:
-        model.chat(ASK, tools=TOOLS, json_schema={"type": "text"}, max_tokens=3)
-    assert caught.value.param == "json_schema"
+    wrong: list[tuple[Any, str]] = [({"type": "text"}, "Invalid type: text"), ({"not": {}}, "Unimplemented keys")]
+    for schema, why in wrong:
+        with pytest.raises(GrammarError, match=f"^json_schema is refused: {why}") as caught:
+            model.chat(ASK, tools=TOOLS, json_schema=schema, max_tokens=3)
+        assert caught.value.param == "json_schema"
 
 
 def test_calls_that_are_too_costly_together_are_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
