@@ -196,6 +196,18 @@ def test_what_may_be_called_is_called_in_its_form(anyhow: tuple[Model, str]) -> 
     assert free.usage.completion_tokens > 0 and free.tool_calls == []
 
 
+def test_a_second_call_may_follow_where_several_may_come(anyhow: tuple[Model, str]) -> None:
+    model, kind = anyhow
+    name = "parameters" if kind == "json" else "arguments"
+    one = f'{{"name": "clock", "{name}": {{}}}}'
+    if kind != "json":
+        one = f"<tool_call>\n[{one}]\n</tool_call>" if kind == "list" else f"<tool_call>\n{one}\n</tool_call>"
+    for parallel in (False, True):
+        guide = guide_of(model, held_to_calls(model, Tools.of(TOOLS, "required", parallel), model.defaults))
+        assert guide is not None and guide.admits(list(one.encode()))
+        assert guide.admits(list(f"{one}\n{one}".encode())) == (parallel and kind != "json")
+
+
 def test_a_schema_for_answers_without_calls(anyhow: tuple[Model, str]) -> None:
     model, _ = anyhow
     for seed in range(4):
