@@ -67,6 +67,7 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("tags", SECOND.replace("{}", '{"a": 1e999}'), "", [("clock", '{"a": 1e999}')]),
     ("tags", '<tool_call>{"arguments": {"a": NaN}, "name": "clock"}', '<tool_call>{"arguments": {"a": NaN}, "name": "clock"}', []),
     ("tags", SECOND.removesuffix("</tool_call>") + CALL, "", [("clock", "{}"), ("weather", '{"town": "Köln", "days": 3}')]),
+    ("tags", SECOND[:-14] + CALL, "", [("clock", "{}"), ("weather", '{"town": "Köln", "days": 3}')]),
     ("json", '{"name": "rm", "parameters": {}}', '{"name": "rm", "parameters": {}}', []),
     ("json", '{"name": "clock", "parameters": {}} and so', "and so", [("clock", "{}")]),
 ]  # fmt: skip
