@@ -119,6 +119,8 @@ def test_constants_are_alternatives_of_which_one_holds() -> None:
     for both in ([{"const": 1}, {"const": 1.0}], [{"const": 1}, {"type": "number"}], [{"const": [1]}, {"const": [1]}]):
         with pytest.raises(ValueError, match="oneOf"):
             accepts({"oneOf": both}, "1")
+    with pytest.raises(ValueError, match="oneOf"):
+        accepts(levels | {"anyOf": [{"const": 1}]}, "1")
 
 
 def test_a_schema_may_be_true() -> None:

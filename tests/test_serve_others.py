@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model
 from servers import post, request, served
+from tool_models import FLAT
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -66,6 +67,22 @@ def test_responses(client: OpenAI) -> None:
     cut = client.responses.create(model="script", input="go", max_output_tokens=2)
     assert (cut.output_text, cut.status) == ("Good day", "incomplete")
     assert cut.incomplete_details is not None and cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_response_repeats_what_was_asked(serving: Serving) -> None:
+    asked: dict[str, Any] = {
+        "instructions": "be kind", "max_output_tokens": 2, "metadata": {"a": "b"}, "parallel_tool_calls": False,
+        "temperature": 0.5, "text": {"format": {"type": "text"}, "verbosity": "low"}, "tool_choice": "none",
+        "tools": FLAT, "top_p": 0.75,
+    }  # fmt: skip
+    told = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "repeat " * 20}]
+    n = len(serving.models["script"].model.apply_template(told))
+    for _ in range(2):
+        _, answer = post(serving, "/v1/responses", {**asked, "input": told[1]["content"]}, **{"x-api-key": "key"})
+        assert {name: answer[name] for name in asked} == asked
+        usage = answer["usage"]
+        assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (n, 2, n + 2)
+    assert usage["input_tokens_details"]["cached_tokens"] == n - 1
 
 
 @pytest.mark.usefixtures("token_by_token")
@@ -192,6 +209,9 @@ def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
         "message_start", "content_block_start", *["content_block_delta"] * 4, "content_block_stop", "message_delta",
         "message_stop",
     ]  # fmt: skip
+    assert events[0]["message"]["usage"] == {"input_tokens": 5, "output_tokens": 0}
+    events = streamed(serving, "/v1/messages", {"messages": MESSAGES, "max_tokens": 50, "stop_sequences": ["ay"]})
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "ay"}
 
 
 def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Serving) -> None:

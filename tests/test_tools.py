@@ -111,6 +111,7 @@ def test_special_tokens_in_tools_are_text() -> None:
         ({"tools": 5}, "tools is 5, expected a list of functions"),
         ({"tools": [5]}, "tools is 5, expected a function, or"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "expected a function, or"),
+        ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "expected a function, or"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name of a tool is 'a b', expected up to 128"),
         ({"tools": [CLOCK, CLOCK]}, "tools has 'clock' twice"),
         ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "parameters of the tool f"),

@@ -52,8 +52,6 @@ class Tools:
         """Checked; None: there is nothing to call. Raises InvalidParameterError."""
         if tools is not None and (isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence)):
             raise _wrong("tools", tools, "a list of functions")
-        if not isinstance(choice, str):
-            raise _wrong("tool_choice", choice, f"one of {', '.join(CHOICES)}, or the name of a tool")
         if not isinstance(parallel, bool):
             raise _wrong("parallel_tool_calls", parallel, "true or false")
         functions = tuple(map(_function, tools or ()))
@@ -149,5 +147,5 @@ def _json(value: Any) -> str:
 
 
 def _wrong(what: str, found: object, expected: str) -> InvalidParameterError:
-    param = what if what in ("tool_choice", "parallel_tool_calls") else "tools"
+    param = what if what == "parallel_tool_calls" else "tools"
     return InvalidParameterError(f"{what} is {shown(found)}, expected {expected}", param)
