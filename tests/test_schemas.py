@@ -44,6 +44,7 @@ def test_bounds_of_numbers(words: tuple[str, str]) -> None:
                 assert low is None or value > low or (value == low and words[0] == "minimum"), (bounds, text)
                 assert high is None or value < high or (value == high and words[1] == "maximum"), (bounds, text)
     assert inside > 500
+    assert accepts({"type": "number", "minimum": 16, "maximum": 16}, "16")
 
 
 @pytest.mark.parametrize("word", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
@@ -58,6 +59,11 @@ def test_bounds_that_are_no_doubles(near: int, word: str) -> None:
                 inside += 1
                 assert sign * value < sign * bound or (value == bound and included), (bound, value)
     assert inside >= 5
+
+
+@pytest.mark.parametrize(("word", "bound"), [("exclusiveMinimum", 2**53), ("exclusiveMaximum", -(2**53))])
+def test_a_bound_is_excluded_where_a_step_of_1_changes_no_double(word: str, bound: int) -> None:
+    assert not accepts({"type": "integer", word: bound}, str(bound))
 
 
 @pytest.mark.parametrize(
