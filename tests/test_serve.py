@@ -121,6 +121,17 @@ def test_stop(client: OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Good da"
 
 
+def test_scores_of_completions_hold_the_chosen_token_and_end_with_the_text(serving: Serving) -> None:
+    asked = {"model": "small-0-256", "prompt": [1], "logprobs": 1, "temperature": 2, "seed": 1, "max_tokens": 20}
+    text = post(serving, "/v1/completions", asked)[1]["choices"][0]["text"]
+    (choice,) = post(serving, "/v1/completions", asked | {"stop": [text[5:7]]})[1]["choices"]
+    scores = choice["logprobs"]
+    for name, logprob, top in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
+        assert top[name] == logprob
+    assert min(map(len, scores["top_logprobs"])) == 1 and max(map(len, scores["top_logprobs"])) == 2
+    assert max(scores["text_offset"]) <= len(choice["text"]) == 5
+
+
 def test_completions_are_what_generate_gives(client: OpenAI, model: Model) -> None:
     for prompt in ("Once", [1, 2, 3]):
         sampling: dict[str, Any] = {"temperature": 0.7, "seed": 5, "top_p": 0.9, "max_tokens": 20}
@@ -276,6 +287,7 @@ def test_embeddings(client: OpenAI, model: Model, pooling: str) -> None:
         assert (np.array(found, np.float32) == expected).all()
     by_default = client.embeddings.create(model="small-0-256", input=[1, 2, 3], extra_body=more)
     assert (np.array(by_default.data[0].embedding, np.float32) == model.embed([1, 2, 3], pooling=pooling)[0]).all()
+    assert (by_default.model, by_default.usage.prompt_tokens, by_default.usage.total_tokens) == ("small-0-256", 3, 3)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])

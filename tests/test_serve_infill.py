@@ -28,7 +28,7 @@ BEFORE, BEHIND = "import os\n\ndef f(", "):\n    return 1\n"
 SEED = {"seed": 7, "temperature": 0.9}
 VIM: dict[str, Any] = {
     "id_slot": 0, "input_prefix": BEFORE, "input_suffix": BEHIND, "prompt": "se", "n_predict": 8, "stop": [],
-    "input_extra": [{"text": "class A:\n" + "    a = 1\n" * 5, "time": [1, 2], "filename": "a.py"}],
+    "input_extra": [{"text": "class A:\n" + "    a = 1\n" * 5, "time": [1, 2], "filename": "a.py"}, {"text": "B = 2"}],
     "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"],
     "stream": False, "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
     "response_fields": [
@@ -70,11 +70,12 @@ def model(serving: Serving) -> Model:
 def test_what_llama_vim_sends(serving: Serving, model: Model) -> None:
     status, answer = post(serving, "/infill", VIM | SEED)
     assert status == 200 and list(answer) == VIM["response_fields"]
-    before = f"a.py\n{VIM['input_extra'][0]['text']}\n\n{BEFORE}"
+    before = f"a.py\n{VIM['input_extra'][0]['text']}\n\nB = 2\n\n{BEFORE}"
     prompt = [*model.infill_prompt(before, BEHIND, 8), ord("s"), ord("e")]
     expected = model.generate(prompt, max_tokens=8, top_k=40, top_p=0.9, seed=7, temperature=0.9)
     assert (answer["content"], answer["truncated"]) == (expected.text, False)
-    assert answer["timings/predicted_n"] == len(expected.tokens)
+    n, taken = answer["timings/predicted_n"], answer["timings/predicted_ms"]
+    assert n == len(expected.tokens) and answer["timings/predicted_per_token_ms"] == round(taken / n, 3)
     _, again = post(serving, "/infill", VIM | SEED | {"prompt": "sel"})
     assert again["tokens_cached"] >= len(prompt)  # what was typed alone is computed
 
@@ -86,6 +87,10 @@ def test_what_llama_vscode_sends(serving: Serving, model: Model) -> None:
     expected = model.infill(BEFORE, BEHIND, max_tokens=8, top_k=40, top_p=0.99, **SEED)
     assert status == 200 and answer["content"] == expected.text and answer["stop"] is True
     assert answer["stop_type"] == ("limit" if expected.finish_reason == "length" else "eos")
+    assert (answer["model"], answer["stopping_word"]) == ("mine", "")
+    _, stopped = post(serving, "/infill", CODE | SEED | {"stop": [expected.text[1]]})
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", expected.text[1])
+    assert post(serving, "/infill", CODE | {"input_extra": [{"text": ""}] * 257})[0] == 400
     connection = HTTPConnection("127.0.0.1", port(serving))
     body = json.dumps(CODE | SEED | {"stream": True})
     connection.request("POST", "/infill", body, {"content-type": "application/json"})

@@ -43,7 +43,7 @@ class Choice:
     open: Block | None = None  # the block whose events are being sent, in a stream
     unsent: list[str] = field(default_factory=list)  # what has come of its text since the last of them
     unsent_scores: list[Scored] = field(default_factory=list)
-    length: int = 0  # of `text`, which would take a while to join for each token
+    length: int = 0  # of its texts, which would take a while to join for each token
     held: list[Scored] = field(default_factory=list)  # scores of tokens whose text has not come; an end token has none
 
     @property
@@ -86,7 +86,7 @@ class Choice:
             out.append((self.blocks[-1], part.text))
         for block, text in out:
             block.texts.append(text)
-            self.length += len(text) * (block.call is None)
+            self.length += len(text)
         return out
 
 
