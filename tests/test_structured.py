@@ -374,6 +374,20 @@ def test_a_sentencepiece_model_answers(tmp_path: Path) -> None:
         assert re.fullmatch(" the( ab|é)", model.generate("x", regex=" the( ab|é)").text)
 
 
+def test_the_grammars_asked_for_last_are_kept(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile_one = list[str](), model._grammars._compile
+
+    def compiling(kind: str, text: str) -> Any:
+        compiled.append(text)
+        return compile_one(kind, text)
+
+    monkeypatch.setattr(model._grammars, "_compile", compiling)
+    monkeypatch.setattr(guide, "KEPT", 2)
+    for regex in "abacabc":
+        model._grammars.guide("regex", regex)
+    assert "".join(compiled) == "abcbc"
+
+
 def test_threads_drop_grammars_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that are too long to be kept ended in a KeyError."""
     monkeypatch.setattr(guide, "KEPT_BYTES", 3)
