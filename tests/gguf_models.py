@@ -146,7 +146,8 @@ def _typed(value: Any) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
     items = [_typed(item) for item in value]
-    return struct.pack("<I", 9) + items[0][:4] + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
+    kind = items[0][:4] if items else struct.pack("<I", 4)
+    return struct.pack("<I", 9) + kind + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
 
 
 def container(

@@ -140,6 +140,7 @@ P = "bitnet-b1.58."
         ({P + "embedding_length": 80}, "has shape"),
         ({P + "attention.head_count": 0}, "head_count is 0"),
         ({P + "attention.head_count": [3, 3, 1]}, "differs between layers"),
+        ({P + "attention.head_count": []}, "differs between layers"),
         ({P + "attention.head_count_kv": 2}, "n_heads is 3, expected a multiple"),
         ({P + "attention.value_length": 24}, "values have 24 dimensions and keys 26"),
         ({P + "attention.layer_norm_rms_epsilon": float("nan")}, "norm_eps is nan"),
