@@ -30,6 +30,8 @@ from training import TALK
         (b'{"system": "s", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]}',
          '"system" stands beside the messages and would not be learnt, expected it as the first message'),
         (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": []}]}', "a message is {'role': 'user', 'content': []}, expected"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}', "a message is"),
         (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}], "tools": [3]}',
          "tools is 3, expected a function"),
         (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}], "functions": [{}]}',
@@ -121,8 +123,9 @@ def test_a_call_that_nobody_could_make_is_not_learnt(function: dict[str, Any], m
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
     with pytest.raises(dataset.DataError, match=f"a.jsonl, line 1: .*{message}"):
         list(conversations.read([tmp_path / "a.jsonl"]))
-    for allowed in ({"weight": 0}, {"tool_calls": [{"function": {"name": "clock", "arguments": ""}}]}):
-        record["messages"][1] = answer | allowed  # a failure that is only seen; no arguments
+    no_arguments, for_the_template = [{"function": {"name": "clock", "arguments": ""}}], [3]
+    for allowed in ({"weight": 0}, {"tool_calls": no_arguments}, {"tool_calls": for_the_template}):
+        record["messages"][1] = answer | allowed  # of weight 0: a failure that is only seen
         (tmp_path / "a.jsonl").write_text(json.dumps(record))
         assert len(list(conversations.read([tmp_path / "a.jsonl"]))) == 1
 
