@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bitnet.config import ModelConfig, not_yet
 from bitnet.model.draft import STEPS, Steps, accepted
+from bitnet.model.head import draft_loss
 from bitnet.model.transformer import Transformer
 from bitnet.quant import embedding_rows
 from bitnet_export.packed import random_model
@@ -133,6 +134,9 @@ def test_the_gradient_is_that_of_the_formula(changes: dict[str, Any]) -> None:
         with torch.no_grad():
             taught = 0.9 * head.logits(hidden[:, 1:]).softmax(-1)
             taught += 0.1 * torch.nn.functional.one_hot(targets[:, 1:].clamp(min=0), 61)
+            x, to_come = hidden[:, 1:].flatten(0, 1), targets[:, 1:].flatten()
+            _, right = draft_loss(torch.stack([x, -x]), x, to_come, to_come.expand(2, -1) >= 0, (0.5, 0.5), head)
+            assert right[0].all() and not right[1].any()
         loss = torch.zeros((), dtype=torch.float64)
         for step, (state, weight) in enumerate(zip(states, (0.51, 0.31, 0.18), strict=True)):
             each = -(taught * head.logits(state).log_softmax(-1)).sum(-1)

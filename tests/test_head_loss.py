@@ -63,7 +63,8 @@ def test_portions_are_the_whole(
         assert (whole - part).norm() <= near * whole.norm()
 
 
-def test_logits_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("numbers", "rows"), [(20 * 301, [20, 20, 10]), (300, [1] * 50)])
+def test_logits_are_never_in_memory_together(numbers: int, rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def watched(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,9 +73,9 @@ def test_logits_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) ->
 
     model = Transformer(ModelConfig(**SMALL))
     model.portion = watched
-    monkeypatch.setitem(head.PORTION, "cpu", 20 * 301)
+    monkeypatch.setitem(head.PORTION, "cpu", numbers)
     model.loss(torch.zeros(1, 50, dtype=torch.long), torch.ones(1, 50, dtype=torch.long)).backward()
-    assert seen == [20, 20, 10]
+    assert seen == rows
 
 
 @pytest.mark.parametrize("each", [False, True])

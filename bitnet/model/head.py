@@ -198,7 +198,7 @@ def log_probabilities(head: Head, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
     apply: Callable[..., Tensor] = _LogProbabilities.apply
     found = apply(x_BTD[counts], head.weight, head.bias, targets_BT[counts], head)
     nothing = torch.zeros(2, *counts.shape, device=found.device, dtype=found.dtype)
-    return nothing.masked_scatter(counts.expand(2, -1, -1), found)
+    return nothing.masked_scatter(counts, found)
 
 
 TEXT = 0.1
