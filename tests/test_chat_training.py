@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import bitnet_cli
 from bitnet.config import ModelConfig
@@ -113,10 +114,14 @@ def test_an_answer_of_weight_0_is_seen_and_not_learnt(tmp_path: Path) -> None:
             list(conversations.read([file]))
 
 
-@pytest.mark.parametrize("answer", ["\n\nhi", "    hi", "\n"])
-def test_an_answer_that_begins_with_a_space_is_learnt_behind_the_prompt_of_the_engine(answer: str) -> None:
-    """A tokenizer has one token for the line break that ends the prompt and the spaces that follow."""
+@pytest.mark.parametrize(
+    ("answer", "start"), [("\n\nhi", ""), ("    hi", ""), ("\n", ""), ("    hi", "<|endoftext|> ")]
+)
+def test_an_answer_that_begins_with_a_space_is_learnt_behind_the_prompt_of_the_engine(answer: str, start: str) -> None:
+    """A tokenizer has one token for the line break that ends the prompt and the spaces that follow. start: the token
+    that it puts before each text."""
     words = tokenizer.build("bpe", ["a:\n    hi\n\n\nb"] * 9, 300)
+    words.post_processor = TemplateProcessing(single=f"{start}$A", special_tokens=[("<|endoftext|>", 0)])
     template, generation = with_template(words, None, {})
     encode = Encoder(words, template, generation)
     asked = [{"role": "user", "content": "?"}]

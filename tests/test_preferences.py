@@ -154,6 +154,7 @@ def test_a_prompt_is_on_one_side_alone() -> None:
     told: list[str] = []
     sides = preferences.split([*said, *said[:3], preferences.Preference("x", "same", "same")], 0.3, told.append)
     assert sum(map(len, sides)) == 100 and not {each.prompt for each in sides[0]} & {each.prompt for each in sides[1]}
+    assert 3 <= len({each.prompt for each in sides[1]}) <= 9  # of 20
     assert told[0].startswith("3 of 104 preferences are repetitions")
     assert told[1] == "1 of 104 preferences have the same answer twice and were left out"
     assert all(preferences.split(said, 1e-6)) and all(preferences.split(said, 1 - 1e-9))

@@ -25,11 +25,6 @@ def gathered(hidden_BTD: Tensor, pool: Callable[[Tensor], Tensor], documents_BT:
     return torch.cat([pool(row[None, :n]) for row, n in zip(hidden_BTD, lengths, strict=True)])
 
 
-def pooled(hidden_BTD: Tensor, pooling: str, documents_BT: Tensor | None = None) -> Tensor:
-    """One vector of length 1 for each text, (B, D), from its hidden states."""
-    return F.normalize(gathered(hidden_BTD, POOLS[pooling], documents_BT), dim=-1)
-
-
 class Pool(nn.Module):
     """Attention pooling with one learned query, the probe: a vector for each image or text (B, D).
 
