@@ -205,6 +205,16 @@ def test_packing_keeps_every_token_once() -> None:
     assert len(inputs) < 23 / 1.5  # several share a row
 
 
+def test_with_a_prefix_no_conversations_share_a_row() -> None:
+    encode, words = encoder()
+    talks = [conversations.Conversation(TALK[:2], str(i)) for i in range(3)]
+    assert Dialogues(talks, encode, words).windows(200) == 1
+    rows = Dialogues(talks, encode, words, prefix=True)
+    *_, documents, lengths = rows.window(range(rows.windows(200)), 200)
+    asked = encode._tokens(TALK[:1], talks[0], ask=True)
+    assert documents.amax(1).tolist() == [0, 0, 0] and lengths.tolist() == 3 * [len(asked)]
+
+
 @pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "global_every": 2, "rope_local_theta": 100.0}])
 def test_packed_is_unpacked(changes: dict[str, Any]) -> None:
     """Each conversation in a row has the logits that it has alone."""

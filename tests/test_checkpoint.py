@@ -90,6 +90,8 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert bitnet("eval", str(tmp_path)) == 1
     assert "has no model.safetensors and no step-* folder" in capsys.readouterr().err
     (tmp_path / "m.bitnet").write_bytes(b"\x89BITNET\n and more")
+    with pytest.raises(checkpoint.CheckpointError, match=r"m\.bitnet is a file, expected a checkpoint or a run folder"):
+        Checkpoint.open(tmp_path / "m.bitnet")
     assert bitnet("train", "--vision", str(tmp_path / "m.bitnet"), "--out", str(tmp_path / "run")) == 1
     assert "name the run folder or checkpoint that it was exported from" in capsys.readouterr().err
 

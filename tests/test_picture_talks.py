@@ -163,6 +163,7 @@ def test_conversations_that_are_refused(content: Any, message: str, tmp_path: Pa
         ({"images": [{"path": "0.png"}]}, "x", 'line 1: beside "messages" stands .*, expected a list of paths'),
         ({"images": ["0.png"], "image": "0.png"}, "x", 'line 1: beside "messages" stands'),
         ({}, [{"type": "image", "image": "0.png"}], "line 1: an answer has an image, expected text alone"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "x", "line 1: .* with pictures calls no tools"),
     ],
 )
 def test_pictures_that_stand_elsewhere_are_refused(beside: Any, answer: Any, message: str, tmp_path: Path) -> None:
