@@ -135,7 +135,7 @@ def test_split_is_by_content() -> None:
     train, held_out = conversations.split(talks, 0.3)
     assert len(train) + len(held_out) == 40 and 6 <= len(held_out) <= 18
     assert conversations.split(talks[::-1], 0.3)[1] == held_out
-    assert [len(side) for side in conversations.split(talks[:2], 1e-6)] == [1, 1]
+    assert [[len(side) for side in conversations.split(talks[:n], 1e-6)] for n in (2, 9)] == [[1, 1], [8, 1]]
 
 
 def test_conversations_need_a_template(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,11 +102,12 @@ def test_a_template_that_does_not_continue_its_prompt() -> None:
 def test_an_answer_of_weight_0_is_seen_and_not_learnt(tmp_path: Path) -> None:
     """As in OpenAI's format; null is what tables write for a missing field."""
     file = tmp_path / "c.jsonl"
-    talk = [TALK[0], TALK[1] | {"weight": 0}, TALK[2], TALK[3] | {"weight": None}]
-    file.write_text(json.dumps({"messages": talk}))
     encode, words = encoder()
-    (found,) = encode.encode(next(conversations.read([file])))
-    assert learnt(found, words) == "So long<|im_end|>" and "Good day" in words.decode(found.ids.tolist())
+    for weight in (None, 1):
+        talk = [TALK[0], TALK[1] | {"weight": 0}, TALK[2], TALK[3] | {"weight": weight}]
+        file.write_text(json.dumps({"messages": talk}))
+        (found,) = encode.encode(next(conversations.read([file])))
+        assert learnt(found, words) == "So long<|im_end|>" and "Good day" in words.decode(found.ids.tolist())
     for weights, message in (((0, 0), "no answer is learnt"), ((0, 0.5), r"weight of an answer is 0\.5, expected 0")):
         talk = [TALK[0], TALK[1] | {"weight": weights[0]}, TALK[2], TALK[3] | {"weight": weights[1]}]
         file.write_text(json.dumps({"messages": talk}))

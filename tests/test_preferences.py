@@ -157,7 +157,7 @@ def test_a_prompt_is_on_one_side_alone() -> None:
     assert 3 <= len({each.prompt for each in sides[1]}) <= 9  # of 20
     assert told[0].startswith("3 of 104 preferences are repetitions")
     assert told[1] == "1 of 104 preferences have the same answer twice and were left out"
-    assert all(preferences.split(said, 1e-6)) and all(preferences.split(said, 1 - 1e-9))
+    assert [[len(side) for side in preferences.split(said, share)] for share in (1e-6, 1 - 1e-9)] == [[95, 5], [5, 95]]
     tools = [Tools.of([{"type": "function", "function": {"name": name}}]) for name in "fgf"]
     talks = [[conversations.Conversation([ASKED, answer], "here", offer) for answer in (GOOD, BAD)] for offer in tools]
     offered = [preferences.Preference(str(i // 3), *talks[i % 3]) for i in range(6)]
