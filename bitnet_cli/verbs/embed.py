@@ -10,6 +10,7 @@ from pathlib import Path
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_images, add_model, model_path, note, opened
 from bitnet_cli.texts import lines_of, read_text, typed
+from bitnet_runtime.shape import POOLING
 from bitnet_runtime.terminal import escape
 
 
@@ -25,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
     add_images(parser, "a picture; may be repeated, and comes before the texts")
     parser.add_argument(
-        "--pooling", choices=("last", "mean", "first"), help="how token vectors become one (default: as the model says)"
+        "--pooling", choices=tuple(POOLING), help="how token vectors become one (default: as the model says)"
     )
     parser.add_argument("--similarity", action="store_true", help="print the cosine of each pair, -1 to 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

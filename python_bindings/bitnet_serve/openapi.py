@@ -8,6 +8,7 @@ from typing import Any
 
 from bitnet_runtime.answers.logprobs import MOST
 from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
+from bitnet_runtime.shape import POOLING
 from bitnet_serve.endpoints import chat, completions, embeddings, fields, infill, messages, responses, tokens
 
 TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
@@ -44,7 +45,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "input_extra": {"type": "array", "items": EXTRA, "maxItems": infill.MOST_EXTRA},
     }  # fmt: skip
     vectors = {
-        "encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]},
+        "encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": [*POOLING]},
         "dimensions": {"type": "integer", "minimum": 1},
     }  # fmt: skip
     return {

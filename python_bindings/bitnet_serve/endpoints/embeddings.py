@@ -15,6 +15,7 @@ from bitnet_runtime.errors import ModelTooLargeError, naming, shown
 from bitnet_runtime.images import vision
 from bitnet_runtime.images.files import is_data
 from bitnet_runtime.sessions.session import Session
+from bitnet_runtime.shape import POOLING
 from bitnet_serve.endpoints import fields
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.models.generation import End, Event, Failure, Mailbox, Timings
@@ -147,9 +148,9 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
             raise refuse(f"input has {len(images)} images, expected at most {MOST_IMAGES}", "input")
         return Asked([], None, form == "base64", dimensions, model.processor.batch(images))
     pooling = body.get("pooling", model.pooling)
-    if pooling not in ("last", "mean", "first"):
+    if pooling not in [*POOLING]:  # it may be unhashable
         found = "not given, and the model names none" if pooling is None else shown(pooling)
-        raise refuse(f"pooling is {found}; expected one of last, mean, first", "pooling")
+        raise refuse(f"pooling is {found}; expected one of {', '.join(POOLING)}", "pooling")
     given = body.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         given = [given]
