@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet.data.corpus import DataError
-from bitnet_runtime.tokenizer.text import begun
+from bitnet_runtime.tokenizer.edges import edges_of
 
 
 class Frame(NamedTuple):
-    """The tokens around a text, as the engine adds them (`bitnet_runtime.tokenizer.text`)."""
+    """The tokens around a text, as the engine adds them (`bitnet_runtime.tokenizer.edges`)."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...] = ()
@@ -27,10 +27,7 @@ class Frame(NamedTuple):
     @classmethod
     def of(cls, words: Tokenizer, generation: Mapping[str, Any]) -> Self:
         """generation: of a packed file (export/FORMAT.md §5), or `tokenizer.defaults` of a checkpoint."""
-        plain = words.encode("a", add_special_tokens=False).ids
-        full = begun(words.encode("a").ids, generation.get("bos_token_id"))
-        at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-        before, behind = tuple(full[:at]), tuple(full[at + len(plain) :])
+        before, behind = map(tuple, edges_of(words, generation.get("bos_token_id")))
         filled = generation.get("padding") or {"length": 0, "token_id": 0, "side": ""}
         length, filling, left = filled["length"], filled["token_id"], filled["side"] == "left"
         return cls(before, behind, length, filling, left)

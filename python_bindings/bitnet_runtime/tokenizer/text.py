@@ -27,6 +27,7 @@ from bitnet_runtime.tokenizer.definitions import (
     out_of_reach,
     parse,
 )
+from bitnet_runtime.tokenizer.edges import begun
 from bitnet_runtime.tokenizer.library import Library, load
 
 
@@ -38,13 +39,6 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """The rest at the end; an unfinished character becomes U+FFFD."""
-
-
-def begun(ids: list[int], start: int | None) -> list[int]:
-    """Tokens with the start token before them exactly once, even if a tokenizer has already added it."""
-    if start is not None and ids[:1] != [start]:
-        return [start, *ids]
-    return ids[1:] if ids[:2] == [start, start] else ids
 
 
 class Tokenizer:

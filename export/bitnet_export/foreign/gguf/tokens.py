@@ -15,6 +15,7 @@ from bitnet_export.foreign.side_files import generation_of, special_words
 from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, load
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
+from bitnet_runtime.tokenizer.edges import edges_of
 
 from .output import Value
 from .splits import PRE
@@ -63,11 +64,7 @@ def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]
     words = load(tokenizer, "section TOKENIZER")
     words.no_padding()
     words.no_truncation()
-    plain, whole = (words.encode("x", add_special_tokens=edges).ids for edges in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    before, after = whole[:at], whole[at + len(plain) :]
-    if start is not None and before[:1] != [start]:
-        before = [start, *before]
+    before, after = edges_of(words, start)
     if len(before) > 1 or len(after) > 1:
         raise ValueError(
             f"the tokenizer puts the tokens {before} before a text and {after} after it, llama.cpp at most one; "

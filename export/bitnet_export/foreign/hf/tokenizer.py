@@ -16,6 +16,7 @@ from bitnet_export.foreign.side_files import SAMPLING
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe, whole_template
 from bitnet_export.packed.records import MAX_TEMPLATE
+from bitnet_runtime.tokenizer.edges import edges_of
 
 from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
 from .sentencepiece import read_sentencepiece
@@ -198,9 +199,7 @@ def _said_otherwise(
     tokenizer: Tokenizer, config: Mapping[str, Any], edges: Mapping[str, tuple[str, int] | None]
 ) -> list[str]:
     """Where tokenizer_config.json asks for other tokens around a text than tokenizer.json, which counts alone."""
-    plain, whole = (tokenizer.encode("x", add_special_tokens=special).ids for special in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    found = {"bos": whole[:at], "eos": whole[at + len(plain) :]}
+    found = dict(zip(("bos", "eos"), edges_of(tokenizer), strict=True))
     return [
         f"add_{role}_token is {config[f'add_{role}_token']!r:.40}, but tokenizer.json counts, as in transformers 5"
         for role, edge in edges.items()
