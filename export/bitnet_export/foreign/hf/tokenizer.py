@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet_export.foreign.side_files import SAMPLING
 from bitnet_export.foreign.source import SourceError
-from bitnet_export.foreign.vocabulary import CONTROL, ENDS, Vocabulary, around, load, sentencepiece_bpe, whole_template
+from bitnet_export.foreign.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe, whole_template
 from bitnet_export.packed.records import MAX_TEMPLATE
 from bitnet_runtime.tokenizer.edges import edges_of
 
 from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
+from .generation import read_generation
 from .sentencepiece import read_sentencepiece
 from .tokenizer_class import apply_class
 
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OF_MODEL = ("extra_special_tokens", "model_specific_special_tokens")  # as objects: tokens by name
 _MAX_ADDED = 1 << 16
-_NO_OPTION = {
-    "suppress_tokens": None, "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "sequence_bias": None, "stop_strings": None, "no_repeat_ngram_size": 0,
-    "num_beams": 1, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "penalty_alpha": 0.0,
-    "guidance_scale": 1, "exponential_decay_length_penalty": None,
-}  # fmt: skip
-"""Fields of generation_config.json that change an answer and are not read, and their neutral values."""
 _VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -49,7 +42,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     tokenizer = _tokenizer(folder, config, assumptions)
     if tokenizer is None:
         assumptions.append("no tokenizer in the folder: text cannot be used, token ids can")
-        return None, None, _generation(folder, vocab_size, None, {}, assumptions), assumptions
+        return None, None, read_generation(folder, vocab_size, None, {}, assumptions), assumptions
     tokenizer.no_padding()
     tokenizer.no_truncation()
     named = _named(folder, config)
@@ -78,7 +71,7 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
             "always split"
         )
     texts = {name: _text(value) for name, value in named.items() if name.endswith("_token")}
-    generation = _generation(folder, vocab_size, tokenizer, texts, assumptions, template or "")
+    generation = read_generation(folder, vocab_size, tokenizer, texts, assumptions, template or "")
     return tokenizer.to_str().encode(), template, generation, assumptions
 
 
@@ -207,7 +200,7 @@ def _said_otherwise(
     ]
 
 
-# ---- template and generation ----
+# ---- template ----
 
 
 def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> str | None:
@@ -237,66 +230,3 @@ def _note_others(others: list[str], has_default: bool, assumptions: list[str]) -
     if others:
         used = "the one named default is used, not" if has_default else "none is named default, none is used:"
         assumptions.append(f"of several chat templates {used} {', '.join(sorted(others))}"[:200])
-
-
-def _generation(
-    folder: Folder,
-    vocab_size: int,
-    tokenizer: Tokenizer | None,
-    texts: Mapping[str, str],
-    assumptions: list[str],
-    template: str = "",
-) -> dict[str, Any]:
-    """`generation` of the packed file's METADATA (FORMAT.md §5)."""
-    from bitnet_runtime import ModelFormatError
-    from bitnet_runtime.defaults import model_defaults
-
-    config = folder.json("generation_config.json")
-    described = config if config.get("eos_token_id") is not None else folder.json("config.json")
-    ends = set(_end_ids(described, vocab_size, assumptions))
-    # Also without do_sample: a temperature is meant to be used. Penalties and end tokens also apply to greedy answers.
-    found: dict[str, Any] = {ours: config[name] for name, ours in SAMPLING.items() if config.get(name) is not None}
-    found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
-    for name, value in list(found.items()):
-        try:
-            model_defaults({name: value})
-        except ModelFormatError as error:
-            del found[name]
-            assumptions.append(f"of generation_config.json was left out: {str(error).partition(': ')[2]}")
-    if found.get("repeat_penalty", 1.0) != 1.0:
-        found["repeat_last_n"] = -1  # of the whole text, as in transformers
-    for name in (name for name, neutral in _NO_OPTION.items() if config.get(name) not in (None, [], {}, neutral)):
-        said = f"{name} = {config[name]!r:.40}, for which there is no default here"
-        assumptions.append(f"of generation_config.json was left out: {said}")
-    if tokenizer is not None:
-        end = tokenizer.token_to_id(texts.get("eos_token", ""))
-        if end is not None and ends and end not in ends:
-            assumptions.append(f"an answer also ends at {texts['eos_token']}, the eos_token of the tokenizer")
-        ends |= set() if end is None else {end}
-        turns = {token: text for token, text in _ends_of_turns(tokenizer, template).items() if token not in ends}
-        if turns:
-            assumptions.append(f"an answer also ends at {', '.join(turns.values())}, which the chat template writes")
-        ends |= turns.keys()
-        first = tokenizer.encode("").ids[:1]
-        if first and first == [tokenizer.token_to_id(texts.get("bos_token", ""))]:
-            found["bos_token_id"] = first[0]
-    found |= {"eos_token_ids": sorted(ends)} if ends else {}
-    return found | ({"special_tokens": dict(texts)} if texts else {})
-
-
-def _ends_of_turns(tokenizer: Tokenizer, template: str) -> dict[int, str]:
-    """Special tokens of a template that end answers by their name: without them the model would go on as the user."""
-    added = {token: each.content for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
-    return {token: text for token, text in added.items() if text in ENDS and text in template}
-
-
-def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str]) -> list[int]:
-    value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    fits = [type(token) is int and 0 <= token < vocab_size for token in ids]
-    if bad := [token for token, fit in zip(ids, fits, strict=True) if not fit]:
-        assumptions.append(
-            f"of eos_token_id = {value!r:.80} was left out: {', '.join(map(repr, bad)):.80}, expected token ids below "
-            f"{vocab_size}"
-        )
-    return [token for token, fit in zip(ids, fits, strict=True) if fit]
