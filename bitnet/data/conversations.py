@@ -14,7 +14,7 @@ from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.files import check_characters, first_record, kind_of, records
 from bitnet.data.published import SPEAKERS, answered, is_talk, misspelt, with_messages
 from bitnet_runtime.chat.template import REASONING, is_message
-from bitnet_runtime.chat.tools import Tools, loaded
+from bitnet_runtime.chat.tools import Tools, arguments_of
 from bitnet_runtime.errors import InvalidParameterError, shown
 
 Messages = list[dict[str, Any]]
@@ -133,19 +133,9 @@ def _learnable(talk: Conversation) -> Conversation:
             if names and name not in names:
                 known = f"expected one of the tools {', '.join(names):.200}"
                 raise DataError(f"{talk.where}: an answer calls {shown(name)}, {known}")
-            if not isinstance(_value(given), dict):
+            if given is not None and not isinstance(arguments_of(given), dict):
                 raise DataError(f"{talk.where}: an answer calls {name} with {shown(given)}, expected a JSON object")
     return talk
-
-
-def _value(arguments: Any) -> Any:
-    """The arguments of a call, from the text that has them in most records; the text itself if it is not JSON."""
-    if not isinstance(arguments, str):
-        return {} if arguments is None else arguments
-    try:
-        return loaded(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _joined(message: Any) -> Any:

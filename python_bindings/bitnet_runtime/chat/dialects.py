@@ -6,14 +6,13 @@ knows no tools, everything about tools in a conversation becomes plain text, in 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitnet_runtime.chat.tools import Function, Tools, loaded
+from bitnet_runtime.chat.tools import Function, Tools, arguments_of
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.structured.formats import OF_TOOLS
 from bitnet_runtime.structured.schemas import exact
@@ -150,10 +149,8 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call with its arguments as an object, if they are the JSON of one."""
     function = dict(call["function"])
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # then as the model wrote it
-            function["arguments"] = loaded(arguments or "{}")
+    if "arguments" in function:
+        function["arguments"] = arguments_of(function["arguments"])
     return {**call, "function": function}
 
 

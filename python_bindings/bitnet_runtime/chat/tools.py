@@ -5,6 +5,7 @@ Nothing here calls one. The model asks, a `ToolCall` says for what, and the prog
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +111,14 @@ def loaded(text: str) -> Any:
     found = json.loads(text)
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     return found
+
+
+def arguments_of(given: Any) -> Any:
+    """The arguments of a call, from the text that mostly has them as JSON; "" has none. Any other text as it is."""
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            return loaded(given or "{}")
+    return given
 
 
 def _function(tool: Tool) -> Function:
