@@ -10,7 +10,6 @@ import argparse
 import io
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -19,14 +18,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
+from bitnet_cli import advice
 from bitnet_cli.signals import ENDS, at_once, leave
 from bitnet_cli.table import VERBS
 
-EXTRAS = {
-    "onnx": "export", "onnxruntime": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
-    "pyarrow": "data", "datasketch": "data", "wandb": "wandb", "trackio": "trackio",
-}  # fmt: skip
-"""The extra that holds a package, where that is not the extra of the verb."""
 KIN = {"train": "finetune", "finetune": "train"}
 """Verbs that share most of their options."""
 TEXTS = {"-p", "--prompt", "--text", "--system", "--attention"}
@@ -180,7 +175,7 @@ def _run(argv: Sequence[str] | None) -> int:
             parser.error("the following arguments are required: VERB")
         if unknown:
             verbs[verb].refuse_unknown(unknown)
-        if told := _of_folder():
+        if told := advice.of_folder():
             return _fail(told)
         # Read when torch is loaded. By default its threads spin for milliseconds between operations, so that on a
         # machine that is busy with something else a training step takes ten times as long.
@@ -194,23 +189,23 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except ImportError as error:
-        if told := _of_another_project():
+        if told := advice.of_another_project():
             return _fail(told)
         if not (verb and isinstance(error, ModuleNotFoundError)):
             raise  # the module of a verb itself imports only what is always installed
         missing = (error.name or "").partition(".")[0]
-        extra = EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
-        return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
+        extra = advice.EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
+        return _fail(f"`bitnet {verb}` needs {missing}: {advice.install(extra)}")
     except OSError as error:
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name)  # of a copy both
         if not names:
             sys.stdout.flush()  # fails again if the answer is what could not be written, as `main` then says
-        advice = getattr(error, "advice", "") or _of_argument(verbs.get(verb), args, error)
-        advice = advice and f"; {advice}"
-        return _fail(f"{error.strerror}: {names}{advice}" if names else error.strerror or str(error))
+        told = getattr(error, "advice", "") or advice.of_argument(verbs.get(verb), args, error)
+        told = told and f"; {told}"
+        return _fail(f"{error.strerror}: {names}{told}" if names else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         ours = type(error).__module__.startswith("bitnet")
-        if not ours and (told := _of_memory(error)):
+        if not ours and (told := advice.of_memory(error)):
             return _fail(told)
         if isinstance(error, RuntimeError) and not ours:
             raise  # a bug of ours, so show the traceback
@@ -222,62 +217,6 @@ def _fail(message: str) -> int:
 
     say(f"bitnet: error: {escape(message)}")  # it may quote a file: no escape sequences, one line
     return 1
-
-
-def _of_argument(parser: argparse.ArgumentParser | None, args: argparse.Namespace, error: OSError) -> str:
-    """What the argument is for that names no file, in the words of its help; "" where none has that name."""
-    if parser and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-        for action in parser._actions:
-            value, told = getattr(args, action.dest, None), re.match(r"an? [^;%[]*", action.help or "")
-            if told and str(error.filename) in map(str, value if isinstance(value, list) else [value]):
-                return f"expected {told[0].strip()}"
-    return ""
-
-
-def _of_folder() -> str:
-    """What to do if the current folder was removed, of which torch ends without a word; "" otherwise."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "the current folder was removed; change to one that exists"
-    return ""
-
-
-def _of_memory(error: Exception) -> str:
-    """What to do where memory ran out; "" for any other error. Python may say nothing, torch has no type for it."""
-    said = str(error).partition("\n")[0]
-    if not isinstance(error, MemoryError) and "allocate memory" not in said.lower():
-        return ""
-    return f"memory ran out{said and f' ({said})'}; end other programs, raise the limit, or take a smaller model"
-
-
-def _of_another_project() -> str:
-    """What to do about the unrelated package that is also imported as `bitnet`; "" if it is not installed."""
-    from importlib import metadata
-
-    try:
-        version = metadata.version("bitnet")
-    except metadata.PackageNotFoundError:
-        return ""
-    return (
-        f"the package `bitnet` {version}, another project, is installed too and has files of the same names; "
-        f"run {sys.executable} -m pip uninstall bitnet, then install bitnet-edge again with --force-reinstall"
-    )
-
-
-def _install(extra: str) -> str:
-    """The command that installs an extra of pyproject.toml, however this package was installed."""
-    from importlib import metadata
-
-    def packages(extra: str) -> list[str]:
-        found = []
-        for requirement, _, marker in (line.partition(";") for line in metadata.requires("bitnet-edge") or ()):
-            if re.search(rf"extra == ['\"]{extra}['\"]", marker):
-                ours = re.match(r"bitnet-edge\[(.*)\]", requirement)
-                found += [more for name in ours[1].split(",") for more in packages(name)] if ours else [requirement]
-        return [requirement.strip() for requirement in dict.fromkeys(found)]
-
-    return shlex.join([sys.executable, "-m", "pip", "install", *packages(extra)])
 
 
 class _Columns(argparse.HelpFormatter):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bitnet_cli
-from bitnet_cli import command, verbs
+from bitnet_cli import advice, verbs
 from bitnet_cli.table import VERBS
 
 
@@ -32,7 +32,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
     files = {path.stem for path in Path(verbs.__path__[0]).glob("*.py")} - {"__init__"}
     assert files == {verb.name.replace("-", "_") for verb in VERBS}
-    assert all(" 'torch>=" in command._install(verb.extra) for verb in VERBS if verb.extra not in ("images", "serve"))
+    assert all(" 'torch>=" in advice.install(verb.extra) for verb in VERBS if verb.extra not in ("images", "serve"))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_full_disk_is_one_line(unbuffered: str, words: list[str]) -> None:
 
 
 def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
-    for library, extra in command.EXTRAS.items():
-        assert f" '{library.replace('_', '-')}>=" in command._install(extra)
+    for library, extra in advice.EXTRAS.items():
+        assert f" '{library.replace('_', '-')}>=" in advice.install(extra)
 
 
 SWALLOWED = """
