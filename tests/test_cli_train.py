@@ -122,7 +122,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(("verb", "extra"), [("train", "train"), ("eval", "train"), ("export", "export")])
 def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
-    arguments = {"train": [], "eval": ["."], "export": ["x", "y"]}[verb]
+    arguments = {"train": [], "eval": ["."], "export": [".", "y"]}[verb]
     code = f"import sys; sys.modules['torch'] = None; from bitnet_cli import main; sys.exit(main({[verb, *arguments]}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
