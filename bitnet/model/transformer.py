@@ -198,7 +198,8 @@ class Transformer(nn.Module):
             )
             x_BTD = config.embedding_scale * rows_BTD
             if config.image_token:
-                x_BTD = self.shown(x_BTD, tokens_BT, images)
+                seen = looked_at(images, self.vision.features) if self.vision and images is not None else (None, None)
+                x_BTD = put_in_place(x_BTD, tokens_BT, config.image_token, *seen)
         if config.position in ("learned", "sinusoidal"):
             n_tokens = x_BTD.shape[1]
             learned = config.position == "learned"
@@ -206,11 +207,6 @@ class Transformer(nn.Module):
             x_BTD = x_BTD + (table[:n_tokens] if documents_BT is None else table[positions(documents_BT)])
         x_BTD = self.embedding_norm(x_BTD)
         return F.dropout(x_BTD, config.dropout) if self.training and config.dropout else x_BTD
-
-    def shown(self, x_BTD: Tensor, tokens_BT: Tensor, images: Images | None) -> Tensor:
-        """x with the vectors from `vision` in the places of `image_token`."""
-        seen = looked_at(images, self.vision.features) if self.vision and images is not None else (None, None)
-        return put_in_place(x_BTD, tokens_BT, self.config.image_token, *seen)
 
     def features(self, pixels_BCSS: Tensor) -> Tensor:
         """Vectors of images, one per hidden state, (B, N, out_dim): through the projector, if there is one."""
