@@ -63,3 +63,10 @@ def encodings() -> tuple[str, ...]:
     from bitnet_export.packed.encodings import TERNARY
 
     return tuple(TERNARY)
+
+
+def number_formats() -> tuple[str, ...]:
+    """The names, for the command line, of how weights are stored that are not ternary."""
+    from bitnet.config import CHOICES
+
+    return tuple(name for name in CHOICES["head_format"] if name != "ternary")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, encodings, misnamed, refuse
+from bitnet_cli.arguments import at_least, encodings, misnamed, number_formats, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    from bitnet_export.foreign.gguf.write import BODIES
+
     parser.description = (
         "Convert a published model, a Hugging Face folder or a GGUF file, to a packed file. The format and the "
         "kind of model are recognized by the content; the file is compared with its source before it appears. With "
@@ -50,19 +52,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--head",
-        choices=("int8", "f16", "f32"),
+        choices=number_formats(),
         help="how embedding and head are stored, with --to gguf int8 is Q8_0; the report says what it costs [int8]",
     )
     parser.add_argument(
         "--linears",
-        choices=("int8", "f16", "f32"),
+        choices=number_formats(),
         help="how linear layers that are not ternary are stored; int8 rounds their inputs too, the report says what it "
         "costs [f16 where nothing is ternary, else f32]",
     )
-    kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
     parser.add_argument(
         "--type",
-        choices=kinds,
+        choices=BODIES,
         help="with --to gguf: type of the linear layers; with a ternary type, those of floats stay floats [TQ2_0]",
     )
     parser.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")

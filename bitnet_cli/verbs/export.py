@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, check_exists, encodings, misnamed, refuse
+from bitnet_cli.arguments import at_least, check_exists, encodings, misnamed, number_formats, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--head",
-        choices=("int8", "f16", "f32"),
+        choices=number_formats(),
         help="how embedding and head are stored; the report says what it costs [as trained]",
     )
     parser.add_argument(
