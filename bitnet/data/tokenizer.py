@@ -15,13 +15,15 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bitnet_runtime.tokenizer.infilling import NAMES
+
 END = "<|endoftext|>"
 END_ID = 0
 MASK = "<|mask|>"
 IMAGE = "<image>"
 """The placeholder of image vectors in a decoder's input; others use the same name."""
-FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-"""Tokens before the prefix, the suffix and the middle of a gap. Others use the same names."""
+FIM = NAMES[0]
+"""Tokens before the prefix, the suffix and the middle of a gap."""
 MASKS = (MASK, "[MASK]", "<mask>")
 """Names of the mask token: ours, and those of others."""
 KINDS = ("bpe", "llama-bpe", "byte", "char")
