@@ -13,6 +13,11 @@ Floats = NDArray[np.float32]
 Text = NDArray[Any]  # int64 (T,) token ids, or fp32 (T, D) vectors
 
 
+def pooling_of(config: ModelConfig) -> str:
+    """How a text becomes the vector that is compared: as the model says, or its last token's."""
+    return "last" if config.pooling == "none" else config.pooling
+
+
 class Reader(Protocol):
     """Reads one text in parts."""
 
@@ -22,7 +27,7 @@ class Reader(Protocol):
         """Logits (T, V). prefix: the part is the text's prefix."""
 
     def embed(self, text: Text) -> Floats:
-        """The vector (D,) of a whole text; pooled as the model says, or its last token's."""
+        """The vector (D,) of a whole text; see `pooling_of`."""
 
 
 class EngineReader:
@@ -52,9 +57,8 @@ class EngineReader:
         return self.read(tokens, False)
 
     def embed(self, text: Text) -> Floats:
-        pooling = "last" if self.config.pooling == "none" else self.config.pooling
         embed = self.session.embed if text.ndim == 1 else self.session.embed_embeddings
-        vector: Floats = embed(text.tolist() if text.ndim == 1 else text, pooling)
+        vector: Floats = embed(text.tolist() if text.ndim == 1 else text, pooling_of(self.config))
         return vector
 
 

@@ -18,7 +18,7 @@ from bitnet.config import ModelConfig
 
 from .findings import Scores
 from .pictures import drawn_images, engine_sees, normalized
-from .reading import EngineReader, Floats
+from .reading import EngineReader, Floats, pooling_of
 
 if TYPE_CHECKING:
     from bitnet.model.transformer import Transformer
@@ -126,7 +126,7 @@ def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
     if texts.inputs.ndim == 4:
         return of_length_1(engine_sees(engine, config, texts.inputs))
     if texts.targets is None and texts.inputs.ndim == 2:
-        return engine.embed(texts.inputs.tolist(), pooling=engine.pooling or "last").astype(np.float64).ravel()
+        return engine.embed(texts.inputs.tolist(), pooling=pooling_of(config)).astype(np.float64).ravel()
     with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
         seen = None
         if texts.images is not None:
@@ -193,8 +193,7 @@ def torch_scores(model: Transformer, texts: Texts) -> Scores:
             if inputs.is_floating_point():
                 inputs = inputs.to(like.dtype)
             if part.targets is None:
-                pooling = "last" if config.pooling == "none" else config.pooling
-                scores.append(model.embed(inputs, pooling).double().numpy().ravel())
+                scores.append(model.embed(inputs, pooling_of(config)).double().numpy().ravel())
                 continue
             prefixes = None if part.prefixes is None else torch.from_numpy(part.prefixes)
             images = None
