@@ -23,6 +23,8 @@ typedef struct bn_kv {
     uint32_t value;           /* bytes per element of a value; values of 1 byte are stored in
                                * groups */
     int32_t value_scaled;     /* 1: each value has a float scale */
+    int32_t of_images;        /* the bn_kv_type for images, whose cache is not kept: its own, unless
+                               * that only saves memory */
     bn_kv_encode *encode_key; /* NULL: keys and values stay f32 */
     bn_kv_encode *encode_value;
     bn_kv_encode *encode_query; /* NULL: queries stay f32 */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "draft.h"
+#include "kv.h"
 #include "model.h"
 #include "system/status.h"
 
@@ -94,11 +95,6 @@ static int contracts(void) {
     return a * a - square != 0;
 }
 
-/* Images do not keep their cache, so types that only save memory are replaced. */
-static int32_t image_type(int32_t type) {
-    return type == BN_KV_F16 ? BN_KV_F32 : type == BN_KV_K4V8 ? BN_KV_INT8 : type;
-}
-
 /* Fill in a model whose mapping is set. */
 static bn_status read_model(bn_model *m, const bn_load_options *o, char *detail) {
     bn_status status;
@@ -136,7 +132,7 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     atomic_init(&m->users, 1);
     m->mapping = mapping;
     m->budget.most = o->cache_bytes;
-    m->image_kv_type = image_type(o->image_kv_type);
+    m->image_kv_type = bn_kv_types[o->image_kv_type].of_images;
     const bn_status status = read_model(m, o, detail);
     if (status)
         bn_model_close(m);
