@@ -16,7 +16,7 @@ from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.source_settings import of_source
-from bitnet.train import objectives, source_model
+from bitnet.train import objective_rules, source_model
 from bitnet.train.distill import Distillation
 from bitnet.train.distill_images import divergence_of_pairs, lacking
 from bitnet.train.errors import TrainingError
@@ -166,13 +166,13 @@ def test_teachers_that_are_refused(teacher: ModelConfig, options: dict[str, Any]
 def test_features_of_a_stack_that_stays_are_not_learnt(options: dict[str, Any]) -> None:
     more: dict[str, Any] = {"optimizer": "adamw", "source": "x", "quantize_warmup": 0.0, "distill_features": 0.3}
     with pytest.raises(TrainingError, match="--distill-features is of the vision stack, which stays as it is"):
-        objectives.check(Settings(**more, **options), PALIGEMMA)
+        objective_rules.check(Settings(**more, **options), PALIGEMMA)
 
 
 def test_a_draft_alone_is_named_as_it_was_asked_for() -> None:
     asked = Settings(source="x", quantize_warmup=0.0, draft=True, draft_only=True)
     with pytest.raises(TrainingError, match="but --draft-only is for causal models of the next token"):
-        objectives.check(asked, PALIGEMMA)
+        objective_rules.check(asked, PALIGEMMA)
 
 
 # ---- runs ----

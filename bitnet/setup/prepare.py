@@ -23,6 +23,7 @@ from bitnet.train import (
     distill,
     horizon,
     mixtures,
+    objective_rules,
     objectives,
     optimizers,
     preferences,
@@ -210,7 +211,7 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
             "the model has adapters, which are not trained together with it; begin with a model without them, and for "
             "adapters take bitnet finetune SRC --lora RANK"
         )
-    objectives.check(settings, config)
+    objective_rules.check(settings, config)
     if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
         raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
     if settings.draft and parallel.launched() and settings.parallel == "fsdp":
