@@ -120,6 +120,7 @@ class Shape(Protocol):
 
     def error(self, error: ApiError) -> Iterable[Any]:
         """The events for a stream that breaks off."""
+        return (error.body(),)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from bitnet_runtime.model_chat import begun_in, behind_thoughts, counting_tools,
 from bitnet_serve.endpoints import fields, offers, older
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.endpoints.wording import chunk_of, head_of, receipt_of, timings, usage
-from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.errors import refuse
 from bitnet_serve.models.generation import Ask
 from bitnet_serve.models.registry import Served
 
@@ -211,9 +211,6 @@ class Chat(Shape):
             last = self._head("chat.completion.chunk") | {"choices": [], "usage": usage(choices)}
             yield last | {"timings": timings(choices)}
         yield "data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> Iterable[Any]:
-        yield error.body()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         answers = [

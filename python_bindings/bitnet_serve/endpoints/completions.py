@@ -20,7 +20,7 @@ from bitnet_serve.endpoints import fields
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.endpoints.chat import several
 from bitnet_serve.endpoints.wording import chunk_of, head_of, receipt_of, timings, usage
-from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.errors import refuse
 from bitnet_serve.models.generation import Ask
 from bitnet_serve.models.registry import Served
 
@@ -137,9 +137,6 @@ class Completion(Shape):
         if self.usage:
             yield self._head() | {"choices": [], "usage": usage(choices), "timings": timings(choices)}
         yield "data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> Iterable[Any]:
-        yield error.body()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         scored = {id(choice.ask.prompt): choice.prompt_scored for choice in choices if choice.ask.score_prompt}

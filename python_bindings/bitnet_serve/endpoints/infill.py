@@ -14,7 +14,7 @@ from bitnet_serve.endpoints import fields
 from bitnet_serve.endpoints.answers import Block, Choice, Shape, Work
 from bitnet_serve.endpoints.chat import Chat, several
 from bitnet_serve.endpoints.wording import timings
-from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.errors import refuse
 from bitnet_serve.models.generation import Ask
 from bitnet_serve.models.registry import Served
 
@@ -70,9 +70,6 @@ class Infill(Shape):
 
     def end(self, choice: Choice) -> Iterable[Any]:
         yield self._chosen(self._all(choice) | {"content": ""})
-
-    def error(self, error: ApiError) -> Iterable[Any]:
-        yield error.body()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         return self._chosen(self._all(choices[0]))
