@@ -28,7 +28,7 @@ from shapes import TRAINED
 from training_speed import flops_per_token, peak_flops
 
 from bitnet.config import ModelConfig
-from bitnet.data import dataset, masked, tokenizer
+from bitnet.data import dataset, tokenizer, views
 from bitnet.model import compiler
 from bitnet.settings import Settings
 from bitnet.setup import building, hardware
@@ -137,7 +137,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     ids = np.random.default_rng(0).integers(1, config.vocab_size, size=N_TOKENS, dtype=np.uint16)
     ids[case.begins] = 0
     tokens = dataset.Tokens(ids, len(ids), "random")
-    batches = dataset.Batches(tokens, settings.batch, context, 0, masked.Apart(0) if case.documents else None)
+    batches = dataset.Batches(tokens, settings.batch, context, 0, views.Apart(0) if case.documents else None)
     with torch.device(device):  # drawing a billion weights is fast there
         model, forward = building.build_model(settings, config, None, batches)
     model.recompute = settings.recompute

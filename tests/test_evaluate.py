@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitnet_cli
-from bitnet.data import dataset, masked
+from bitnet.data import dataset, views
 from bitnet.evaluate import answers
 from bitnet.evaluate.loss import Overlapping, Result, evaluate, evaluate_packed, log_probabilities, spread
 from bitnet.model import head
@@ -98,7 +98,7 @@ def test_logits_of_an_evaluation_are_never_in_memory_together(what: str, monkeyp
     """Loss and right tokens are those of the whole, and no tensor is as large as the logits of a batch."""
     model = Transformer(SMALL.replace(max_context=16)).eval()
     plain = tokens_of(random.Random(2).choices(range(SMALL.vocab_size), k=129))
-    text = masked.ViewedTokens(plain, masked.Masking(1, SMALL.vocab_size, 0)) if what == "masked" else plain
+    text = views.ViewedTokens(plain, views.Masking(1, SMALL.vocab_size, 0)) if what == "masked" else plain
     inputs, targets = (each.clone() for each in text.window(range(8), 16))  # of one tensor
     with torch.no_grad():
         logits = model(inputs)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet.data import corpus, masked
+from bitnet.data import corpus, views
 from bitnet.data.corpus import DataError
 from bitnet.data.mixed import Mixed
 from bitnet.data.mixture import recorded
@@ -286,10 +286,10 @@ def test_attention_may_stay_within_documents(folder: Path, tmp_path: Path, capsy
     checkpoint = Checkpoint.open(tmp_path / "run")
     held_out = recorded(checkpoint.state, "validation", tmp_path / "run")
     assert held_out
-    separate = replace(held_out, view=masked.Apart(held_out.first)).seen["animals"]
+    separate = replace(held_out, view=views.Apart(held_out.first)).seen["animals"]
     inputs, _, documents = separate.window([0], 32)
     inputs[0, 12] = held_out.first
-    documents = masked.Apart(held_out.first)(inputs, inputs, [0])[2]
+    documents = views.Apart(held_out.first)(inputs, inputs, [0])[2]
     assert documents.unique().numel() == 2
     other = inputs.clone()
     other[0, 1:12] = other[0, 1:12].flip(0)

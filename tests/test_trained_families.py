@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bitnet.data import dataset
-from bitnet.data.masked import ViewedTokens
+from bitnet.data.views import ViewedTokens
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet.settings import Settings
 from bitnet.setup import measured

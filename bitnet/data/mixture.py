@@ -32,7 +32,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens, View
 
 if TYPE_CHECKING:
-    from bitnet.data.masked import ViewedTokens
+    from bitnet.data.views import ViewedTokens
 
 Weights = dict[str, float]
 """Shares of the sequences, by source; their sum is 1."""
@@ -178,7 +178,7 @@ class Sources:
     @property
     def seen(self) -> dict[str, Tokens | ViewedTokens]:
         """The data to evaluate on, by source."""
-        from bitnet.data.masked import ViewedTokens
+        from bitnet.data.views import ViewedTokens
 
         return {name: ViewedTokens(part, self.view) if self.view else part for name, part in self.parts.items()}
 

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from bitnet.data import dataset, masked
+from bitnet.data import dataset, views
 from bitnet.data.dialogues import Dialogues
 from bitnet.evaluate.loss import chosen_windows, too_short
 from bitnet.model.draft import accepted
@@ -45,7 +45,7 @@ class Accepted:
 
 def evaluate(
     model: Transformer,
-    text: dataset.Tokens | masked.ViewedTokens | Dialogues,
+    text: dataset.Tokens | views.ViewedTokens | Dialogues,
     context: int,
     limit: int = 0,
 ) -> Accepted:

@@ -23,7 +23,7 @@ from bitnet.data.tokenizer import vocabulary_size
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bitnet.data import masked
+    from bitnet.data import views
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model, Session
 
@@ -163,7 +163,7 @@ def too_short(n_tokens: int, context: int) -> corpus.DataError:
 
 def evaluate(
     model: Transformer,
-    tokens: dataset.Tokens | Dialogues | Overlapping | masked.ViewedTokens,
+    tokens: dataset.Tokens | Dialogues | Overlapping | views.ViewedTokens,
     context: int,
     batch: int = 16,
     limit: int = 0,
@@ -176,7 +176,7 @@ def evaluate(
     """
     import torch
 
-    from bitnet.data import masked
+    from bitnet.data import views
     from bitnet.model import parallel
 
     device = model.device
@@ -186,7 +186,7 @@ def evaluate(
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, _within(limit, context, each))
     sums, right = np.zeros(6), 0
-    hidden = isinstance(tokens, masked.ViewedTokens) and isinstance(tokens.view, masked.Masking)
+    hidden = isinstance(tokens, views.ViewedTokens) and isinstance(tokens.view, views.Masking)
     with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)

@@ -21,7 +21,6 @@ from bitnet.config import ModelConfig
 from bitnet.data import (
     dataset,
     infilling,
-    masked,
     mixed,
     mixture,
     packing,
@@ -29,6 +28,7 @@ from bitnet.data import (
     picture_rows,
     picture_talks,
     tokenizer,
+    views,
 )
 from bitnet.data.dialogues import Dialogues
 from bitnet.data.picture_rows import Answers, Captions, Rows
@@ -50,7 +50,7 @@ Batches = (
     | picture_rows.Batches
     | picture_talks.Batches
 )
-HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | Dialogues | Talks | Preferences
+HeldOut = Kept | loss.Overlapping | views.ViewedTokens | Dialogues | Talks | Preferences
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
 
 
@@ -92,7 +92,7 @@ def batches(
 
 def held_out(
     settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int
-) -> Kept | masked.ViewedTokens:
+) -> Kept | views.ViewedTokens:
     """The held-out data as it is evaluated."""
     if isinstance(tokens, pairs.Pairs | Captions):
         contrast.check(tokens.count(context))
@@ -103,7 +103,7 @@ def held_out(
     view = view_of(settings, config, words, tokens, HELD_OUT_SEED)
     if isinstance(tokens, mixture.Sources):
         return dataclasses.replace(tokens, view=view)
-    return masked.ViewedTokens(tokens, view) if view else tokens
+    return views.ViewedTokens(tokens, view) if view else tokens
 
 
 def record(tokens: HeldOut, held_out: HeldOut) -> Recorded:
@@ -123,7 +123,7 @@ def record(tokens: HeldOut, held_out: HeldOut) -> Recorded:
 
 def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:
     """The token ids on disk beneath a view of them."""
-    if isinstance(tokens, masked.ViewedTokens | pairs.Pairs):
+    if isinstance(tokens, views.ViewedTokens | pairs.Pairs):
         return tokens.text
     return tokens if isinstance(tokens, dataset.Tokens | mixture.Sources) else None
 
@@ -154,10 +154,10 @@ def view_of(
     if settings.objective == "mlm":
         mask = tokenizer.mask_token(words)
         size = tokenizer.vocabulary_size(words)
-        return masked.Masking(mask, mask if mask == size - 1 else size, seed)
+        return views.Masking(mask, mask if mask == size - 1 else size, seed)
     if settings.documents:
-        return masked.Apart(tokens.first)
-    return masked.Prefixing(seed) if config.mask == "prefix" else None
+        return views.Apart(tokens.first)
+    return views.Prefixing(seed) if config.mask == "prefix" else None
 
 
 def counted(batches: Batches, batch: tuple[Tensor, ...]) -> int:
@@ -212,5 +212,5 @@ def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> accep
         each = limit and max(1, limit // len(weights))
         found = [acceptance.evaluate(model, text.seen[name], context, each) for name in weights]
         return acceptance.Accepted.mean(found, [*weights.values()])
-    assert isinstance(text, dataset.Tokens | masked.ViewedTokens | Dialogues)
+    assert isinstance(text, dataset.Tokens | views.ViewedTokens | Dialogues)
     return acceptance.evaluate(model, text, context, limit)

@@ -111,7 +111,7 @@ def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple
     """Hide tokens as in training, always the same ones."""
     import torch
 
-    from bitnet.data.masked import Masking
+    from bitnet.data.views import Masking
 
     tokens = torch.from_numpy(ids)
     inputs, targets = Masking(mask_token, config.vocab_size, seed=0)(tokens, tokens, range(len(ids)))

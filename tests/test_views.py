@@ -1,4 +1,4 @@
-"""Masked language modelling: what is masked, how often, and that it is the same each time."""
+"""Views: what is masked, how often, that it is the same each time, and where prefixes end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bitnet.data.dataset import IGNORED, Batches, Tokens
-from bitnet.data.masked import Masking, Prefixing, ViewedTokens
+from bitnet.data.views import Masking, Prefixing, ViewedTokens
 
 MASK, WORDS = 300, 300
 TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint16), 90_000, "digest")

@@ -1,4 +1,4 @@
-"""Sequences with masked tokens, or in which only some targets count. Each is a pure function of its number.
+"""Views of sequences (`dataset.View`): masked tokens, prefixes, documents. Each is a pure function of its number.
 
 Masked language modelling: 15 % of the positions count. Of these 80 % become the mask token, 10 % a random token,
 and 10 % stay unchanged (arXiv 1810.04805 §3.1).
