@@ -12,14 +12,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from bitnet_runtime.defaults import Sampling, resolve, whole
 from bitnet_runtime.errors import ReceiptError, shown
 
 VERSION = 1
 MOST = 64 << 20  # bytes of one
-FINISH = ("stop", "length", "cancelled")
+Finish = Literal["stop", "length", "cancelled"]
+"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()`, `Session.cancel()` or an
+error, which whoever reads the text gets."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Receipt:
             "prompt": _are_ids(self.prompt) and bool(self.prompt),
             "tokens": _are_ids(self.tokens),
             "end": self.end is None or (_are_ids([self.end]) and self.finish_reason == "stop"),
-            "finish_reason": self.finish_reason in FINISH,
+            "finish_reason": self.finish_reason in get_args(Finish),
             "seed": type(self.seed) is int,
             "sampling": isinstance(self.sampling, dict) and not {"seed", "draft"} & self.sampling.keys(),
             "digests": isinstance(self.digests, list)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bitnet_runtime.answers.logprobs import Scored
-from bitnet_runtime.answers.receipt import Receipt
+from bitnet_runtime.answers.receipt import Finish, Receipt
 from bitnet_runtime.chat.calls import CallPart
 from bitnet_runtime.chat.tools import ToolCall
-
-Finish = Literal["stop", "length", "cancelled"]
-"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()`, `Session.cancel()` or an
-error, which whoever reads the text gets."""
 
 
 class Piece(NamedTuple):

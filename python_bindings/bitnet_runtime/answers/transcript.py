@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bitnet_runtime.answers.answer import Answer
 from bitnet_runtime.answers.logprobs import Scored
-from bitnet_runtime.answers.receipt import Receipt
-from bitnet_runtime.answers.result import Finish, Piece, Result, Timings, Usage
+from bitnet_runtime.answers.receipt import Finish, Receipt
+from bitnet_runtime.answers.result import Piece, Result, Timings, Usage
 
 
 class Transcript:
