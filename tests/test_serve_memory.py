@@ -11,6 +11,7 @@ import pytest
 from bitnet_runtime.answers.together import Passes
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.facts import guide_of
+from bitnet_serve.endpoints.embeddings import Embedding
 from bitnet_serve.models import shares
 from bitnet_serve.models.generation import Ask, End, Event, Generation, Mailbox, Text
 from bitnet_serve.models.registry import Served
@@ -100,7 +101,7 @@ def test_an_answer_that_pauses_at_any_moment_has_the_same_bits(
         while not task.done:
             if rng.random() < share:
                 task.pause()
-                assert task.nbytes == 0
+                assert task.nbytes == 0 and not task.can_pause
                 paused += 1
                 if rng.random() < 0.5:  # its text was kept, and gives way, too
                     for kept in model.sessions._kept:
@@ -157,12 +158,16 @@ def test_an_answer_that_is_cancelled_while_it_pauses_ends(serving: Serving) -> N
 
 
 class Sized(Task):
-    def __init__(self, client: str, nbytes: int) -> None:
-        self.client, self._nbytes = client, nbytes
+    def __init__(self, client: str, nbytes: int, can_pause: bool = True) -> None:
+        self.client, self._nbytes, self._can_pause = client, nbytes, can_pause
 
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    @property
+    def can_pause(self) -> bool:
+        return self._can_pause
 
 
 @pytest.mark.parametrize(
@@ -178,13 +183,34 @@ class Sized(Task):
         ("a1 c3 a2 c3 a3", "b1", 1, [4]),  # on ties the latest
         ("a1 c3 a2 c4 a3", "b1", 1, [3]),  # of him who has most
         ("a1 c3 a2 c4 a3", "b1", 5, [3, 4]),
-        ("a4 a0 a4 a0", "b4", 4, [2]),  # what has no memory that it could give
+        ("a4 a4 a4 a4!", "b4", 4, [2]),  # what cannot pause goes on,
+        ("a2 a3 b9!", "b1", 1, []),  # but its memory is counted: b would have more,
+        ("a9! a2 b4", "b1", 1, [1]),  # and here a has
     ],
 )
 def test_who_makes_room(running: str, asked: str, lacks: int, expected: list[int]) -> None:
-    tasks: list[Task] = [Sized(word[0], int(word[1:])) for word in running.split()]
+    tasks: list[Task] = [Sized(word[0], int(word[1]), word[2:] != "!") for word in running.split()]
     found = shares.giving_way(tasks, asked[0], int(asked[1:]), lacks)
     assert [tasks.index(task) for task in found] == expected
+
+
+def test_the_memory_of_all_that_runs_is_counted(serving: Serving) -> None:
+    """Also of what cannot pause."""
+    model = only(serving)
+    plain, echoing = (generation(model, [1, 2], Box()) for _ in range(2))
+    object.__setattr__(echoing._ask, "score_prompt", True)
+    embedding = Embedding(model, [[1, 2], [3, 4, 5]], "mean", cast(Mailbox, Box()))
+    tasks: list[Task] = [plain, echoing, embedding]
+    for task in tasks:
+        assert task.nbytes == 0
+        task.open()
+    embedding.piece(5)  # both texts at once, each in a session
+    assert all(task.nbytes for task in tasks)
+    assert sum(task.nbytes for task in tasks) == sum(model.sessions._taken.values())
+    assert [task.can_pause for task in tasks] == [True, False, False]
+    for task in tasks:
+        task.close()
+        assert task.nbytes == 0
 
 
 def test_nobody_takes_back_what_he_gave() -> None:
@@ -192,7 +218,7 @@ def test_nobody_takes_back_what_he_gave() -> None:
     rng = random.Random(0)
     for _ in range(300):
         most, running = rng.randrange(10, 40), list[Task]()
-        waiting: list[Task] = [Sized(rng.choice("abc"), rng.randrange(1, 12)) for _ in range(9)]
+        waiting: list[Task] = [Sized(rng.choice("abc"), rng.randrange(1, 12), rng.random() < 0.7) for _ in range(9)]
         for _ in range(200):
             for task in waiting:
                 lacks = task.nbytes - most + sum(each.nbytes for each in running)

@@ -63,6 +63,10 @@ class Embedding(Vectors):
     def open(self) -> None:
         self._sessions.append(self._served.sessions.new(max(map(len, self._texts)), self._served.adapter))
 
+    @property
+    def nbytes(self) -> int:
+        return sum(map(self._served.sessions.taken, self._sessions))
+
     def piece(self, most: int) -> None:
         text = self._texts[self._at]
         if self._held == 0 and (group := self._group(most)) > 1:
@@ -104,6 +108,7 @@ class Embedding(Vectors):
     def close(self) -> None:
         for session in self._sessions:
             self._served.sessions.release(session)
+        self._sessions.clear()
         self.prompt_tokens = sum(map(len, self._texts[: self._at])) + self._held
         super().close()
 

@@ -189,9 +189,11 @@ class Generation(Task):
 
     @property
     def nbytes(self) -> int:
-        if not self._session or not self._writer or self._whole or self._ask.score_prompt:
-            return 0
-        return self._served.sessions.taken(self._session)
+        return self._served.sessions.taken(self._session) if self._session else 0
+
+    @property
+    def can_pause(self) -> bool:
+        return bool(self._session and self._writer) and not (self._whole or self._ask.score_prompt)
 
     def pause(self) -> None:
         assert self._session is not None  # it is open

@@ -47,7 +47,7 @@ def giving_way(running: Sequence[Task], client: object, size: int, lacks: int) -
     latest, found = list[Task](), list[Task]()
     for task in running:
         held[task.client] += task.nbytes
-        if task.client in firsts and task.nbytes:
+        if task.client in firsts and task.can_pause:
             latest.insert(0, task)
         firsts.add(task.client)
     would_have = held[client] + size

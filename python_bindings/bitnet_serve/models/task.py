@@ -25,8 +25,13 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Memory that `pause` frees; 0: it cannot pause."""
+        """Memory that it holds."""
         return 0
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether `pause` may be called."""
+        return False
 
     def pause(self) -> None:
         """Free its memory; `open` allocates it again, and the task goes on from where it was."""
