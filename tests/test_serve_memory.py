@@ -213,6 +213,26 @@ def test_the_memory_of_all_that_runs_is_counted(serving: Serving) -> None:
         assert task.nbytes == 0
 
 
+def test_texts_to_embed_wait_for_no_memory_that_they_can_do_without(serving: Serving) -> None:
+    """Where one of them has some, other models need not wait until there is more."""
+    model, box = only(serving), Box()
+    memory = model.sessions._memory
+    embedding = Embedding(model, [[1, 2], [3, 4, 5]], "mean", cast(Mailbox, box))
+    embedding.open()
+    size = embedding.nbytes
+    taken = 0
+    while memory.take(size // 2, model.sessions, waits=False):
+        taken += size // 2
+    memory.give(size // 2)
+    embedding.piece(5)
+    assert len(embedding.vectors) == 1 and embedding.nbytes == size  # there is no room for another at a time
+    assert memory.take(size // 4, "another model")
+    embedding.piece(5)
+    assert embedding.done
+    embedding.close()
+    memory.give(taken - size // 2 + size // 4)
+
+
 def test_nobody_takes_back_what_he_gave() -> None:
     """Whoever pauses for another would have more than that one with his answer again: so it comes to an end."""
     rng = random.Random(0)

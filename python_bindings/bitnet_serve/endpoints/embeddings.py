@@ -100,7 +100,7 @@ class Embedding(Vectors):
         try:
             while len(self._sessions) < n:
                 most = min(PIECE_ALONE, self._model.n_ctx)
-                self._sessions.append(self._served.sessions.new(most, self._served.adapter))
+                self._sessions.append(self._served.sessions.new(most, self._served.adapter, waits=False))
         except ModelTooLargeError:  # fewer at a time work, too
             pass
         return min(n, len(self._sessions))

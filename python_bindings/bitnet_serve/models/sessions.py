@@ -61,14 +61,15 @@ class Memory:
         self._first: object = None  # a model that found no room; no other takes any before it,
         self._until = 0.0  # if it asks again by then
 
-    def take(self, n: int, whose: object) -> bool:
-        """False: answers have too much of it, or another model asked before `whose`."""
+    def take(self, n: int, whose: object, waits: bool = True) -> bool:
+        """False: answers have too much of it, or another model asked before `whose`. waits: until there is enough."""
         with self.lock:
             now = time.monotonic()
             if self._first not in (None, whose) and now < self._until:
                 return False
             fits = n <= self._left + sum(kept.size for kept in self.kept)
-            self._first, self._until = None if fits else whose, now + LEASE
+            if waits:
+                self._first, self._until = None if fits else whose, now + LEASE
             while fits and n > self._left:
                 self.drop(self.kept[0])
             self._left -= n * fits
@@ -126,9 +127,9 @@ class Sessions:
             self._writing = threading.Thread(target=self._write_at_times, args=(shelved,), daemon=True)
             self._writing.start()
 
-    def new(self, room: int, adapter: str | None = None) -> Session:
-        """An empty one for so many tokens. FullError: others have the memory."""
-        return self._counted(self._model.session(room, adapter=adapter), room)
+    def new(self, room: int, adapter: str | None = None, waits: bool = True) -> Session:
+        """An empty one for so many tokens. FullError: others have the memory. waits: and it is asked for again."""
+        return self._counted(self._model.session(room, adapter=adapter), room, waits=waits)
 
     def begin(self, prompt: Sequence[int], room: int, who: object, adapter: str | None = None) -> tuple[Session, int]:
         """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is.
@@ -224,9 +225,9 @@ class Sessions:
         except ModelTooLargeError:
             return self._model.session(room, adapter=adapter)
 
-    def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
+    def _counted(self, session: Session, room: int, idle: int = 0, waits: bool = True) -> Session:
         size = self._size(session, room, idle)
-        if not self._memory.take(size, self):
+        if not self._memory.take(size, self, waits):
             session.close()
             said = f"there is no memory now for {room} tokens beside the answers that run"
             if size > self._memory.most:
