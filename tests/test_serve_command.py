@@ -3,7 +3,9 @@ docs."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import io
 import json
 import re
@@ -27,7 +29,7 @@ import pytest
 
 import bitnet_cli
 import runtime_models
-from bitnet_serve.server import Serving
+from bitnet_serve.server import Serving, _Scarcity
 from docs_text import blocks, commands_of
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, idle, request, served, until, wait
@@ -127,6 +129,36 @@ def test_a_lack_of_files_is_one_line(tmp_path: Path) -> None:
         assert urlopen(f"{address}/health").status == 200
         process.terminate()
         assert process.stderr.read() == ""
+
+
+def test_a_lack_of_files_as_the_server_stops_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio then tries to listen again at sockets that are closed, and wrote a traceback for each try."""
+
+    class Lacking(socket.socket):
+        def accept(self) -> Any:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_Scarcity())
+        with Lacking() as listening:
+            listening.bind(("127.0.0.1", 0))
+            server = await loop.create_server(asyncio.Protocol, sock=listening)
+            with socket.create_connection(listening.getsockname()):
+                while not caplog.records:
+                    await asyncio.sleep(0)
+                server.close()
+                await asyncio.sleep(0.01)
+        loop.call_soon(int, "no number")  # other mistakes are told as before
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    told, mistake = (each.getMessage() for each in caplog.records)
+    assert told.startswith("New connections wait: Too many open files") and "no number" in mistake
 
 
 def test_a_log_of_requests_tells_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,8 @@ class _Scarcity:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in context["message"]:
+            return  # it tries again, once for each, and the server has stopped meanwhile
         if not (isinstance(error, OSError) and error.errno in SCARCE):
             loop.default_exception_handler(context)
         elif loop.time() >= self._told + AGAIN:
