@@ -16,6 +16,7 @@ import pytest
 import bitnet_cli
 from bitnet_export import random_adapter
 from bitnet_runtime import Model
+from bitnet_runtime.errors import InvalidParameterError
 from bitnet_serve.server import Serving
 from runtime_models import small_model
 from servers import idle, post, request, served, wait
@@ -81,6 +82,17 @@ def test_a_stale_adapter_takes_nobody_down(tmp_path: Path) -> None:
         assert [each["id"] for each in request(serving, "GET", "/v1/models")[2]["data"]] == [*NAMES]
         Path(right).rename(cats)
         assert [ask(serving, name, [1, 2])[1]["choices"] for name in NAMES] == before
+
+
+def test_adapters_take_memory_of_the_models(files: tuple[Path, list[Path]]) -> None:
+    """They are loaded with their model, and with many of them take more than it does."""
+    model, adapters = files
+    most = sum(path.stat().st_size for path in (model, *adapters))
+    with served(model, adapters=adapters, models_memory=most) as serving:
+        assert serving.models[NAMES[0]].loaded and serving.models[NAMES[0]].nbytes == most
+    refused = pytest.raises(InvalidParameterError, match="--models-memory is 0 MB, but small-0-256 takes 1; give more")
+    with refused, served(model, adapters=adapters, models_memory=most - 1):
+        pass
 
 
 def test_none_goes_on_from_a_text_of_another(serving: Serving) -> None:

@@ -51,7 +51,7 @@ ROWS: tuple[tuple[str, str, Callable[[Served], int]], ...] = (
     ("model_loaded", "whether the model is in memory", lambda s: int(s.loaded)),
     ("model_loads_total", "attempts to load the model", lambda s: s.loads),
     ("model_load_failures_total", "attempts to load the model that failed", lambda s: s.failures),
-    ("model_bytes", "bytes of the model file", lambda s: s.nbytes),
+    ("model_bytes", "bytes of the files of the model and its adapters", lambda s: s.nbytes),
     ("cache_bytes", "bytes of the KV caches of texts", lambda s: _cache(s).bytes),
     ("cache_texts", "texts in the prefix cache", lambda s: _cache(s).texts),
 )

@@ -69,9 +69,8 @@ class Served:
 
     @property
     def nbytes(self) -> int:
-        """Of its file: the one that is loaded, or else would be."""
-        found, *_ = self._files if self.is_open else self._look()
-        return found[2] if found else 0
+        """Of its file and those of its adapters: the ones that are loaded, or else would be."""
+        return sum(found[2] for found in (self._files if self.is_open else self._look()) if found)
 
     def open(self) -> None:
         """Load the model, in any thread."""
