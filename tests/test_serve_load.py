@@ -336,7 +336,7 @@ def test_a_request_for_many_answers_leaves_places_to_others(slow: Serving) -> No
 
 
 def test_memory_is_promised_once(tmp_path: Path) -> None:
-    """Answers wait for that of others, and one that can never have enough is told."""
+    """Answers wait for that of others, and one that can never have enough is refused."""
     with served(small_model(tmp_path)) as serving:
         (each,) = serving.models.values()
         with each.model.session() as session:
@@ -357,7 +357,7 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
         assert not memory.kept
         each._sessions = Sessions(each.model, Memory(most // 2, 0))
         status, answer = post(serving, COMPLETE, asked)
-        assert (status, answer["error"]["code"]) == (503, "out_of_memory")
+        assert (status, answer["error"]["code"]) == (400, "out_of_memory")
 
 
 def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.facts import guide_of
 from bitnet_serve.endpoints.embeddings import Embedding
 from bitnet_serve.models import shares
-from bitnet_serve.models.generation import Ask, End, Event, Generation, Mailbox, Text
+from bitnet_serve.models.generation import Ask, End, Event, Failure, Generation, Mailbox, Text
 from bitnet_serve.models.registry import Served
 from bitnet_serve.models.task import Task
 from bitnet_serve.server import Serving
@@ -154,6 +154,23 @@ def test_an_answer_that_is_cancelled_while_it_pauses_ends(serving: Serving) -> N
     model.scheduler.cancel(tasks)
     wait(lambda: all(box.ended for box in boxes), 20)
     assert [box.end.finish_reason for box in boxes] == ["cancelled"] * 4
+    wait(lambda: model.scheduler.load == (0, 0))
+
+
+def test_a_text_that_can_never_fit_is_refused_at_once(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a file was replaced by that of a model with more context. It waited for the end of all that ran, and
+    nobody else began meanwhile."""
+    model, boxes = only(serving), [Box() for _ in range(2)]
+    tasks = [generation(model, [i, 7], box) for i, box in enumerate(boxes)]
+    model.scheduler.submit(tasks[:1])
+    wait(lambda: boxes[0].full)
+    monkeypatch.setattr(model.sessions._memory, "most", tasks[0].nbytes - 1)
+    model.scheduler.submit(tasks[1:])
+    wait(lambda: boxes[1].ended, 20)
+    [failure] = boxes[1].events
+    assert isinstance(failure, Failure) and not boxes[0].ended
+    assert str(failure.error).startswith("1,024 tokens take 1 MB, but the texts of all models may take 0;")
+    model.scheduler.cancel(tasks)
     wait(lambda: model.scheduler.load == (0, 0))
 
 

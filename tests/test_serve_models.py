@@ -296,6 +296,19 @@ def test_a_model_that_became_larger_than_the_budget_is_refused_and_holds_up_no_o
         assert ask(serving, "a")[0] == 200
 
 
+def test_a_model_whose_texts_outgrew_the_memory_says_so(paths: list[Path], tmp_path: Path) -> None:
+    """What fits is answered as before."""
+    file = Path(shutil.copy(paths[0], tmp_path / "a.bitnet"))
+    with Model.load(file, threads=1) as model, model.session() as session:
+        size = session.nbytes
+    with served(file, max_cache=size) as serving:
+        small_model(tmp_path, 9, SMALL.replace(max_context=2048)).rename(file)
+        assert ask(serving, "a")[0] == 200
+        status, answer = ask(serving, "a", max_tokens=1000)
+        assert (status, answer["error"]["code"]) == (400, "out_of_memory")
+        assert "tokens take 1 MB, but the texts of all models may take 0; ask for fewer" in answer["error"]["message"]
+
+
 def test_texts_of_one_model_leave_memory_to_another(tmp_path: Path) -> None:
     """Kept texts are dropped; running ones are waited for, and new ones cannot overtake the other model."""
     roomy, large = SMALL.replace(max_context=2048), {"max_tokens": 2000, "seed": 1}

@@ -23,6 +23,7 @@ from bitnet_runtime.errors import (
     UnsupportedModelError,
 )
 from bitnet_serve.models.scheduler import OverloadedError
+from bitnet_serve.models.sessions import NeverError
 
 MESSAGES = "/v1/messages"  # Anthropic's
 KINDS = {
@@ -96,6 +97,8 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         return refuse(str(error), param or None, "unknown_parameter" if unknown else "invalid_value")
     if isinstance(error, CacheFullError | ThreadError):
         return ApiError(503, str(error), "overloaded", retry_after=10)
+    if isinstance(error, NeverError):  # no use to ask again
+        return refuse(str(error), None, "out_of_memory")
     if isinstance(error, ModelTooLargeError):
         return ApiError(503, str(error), "out_of_memory", retry_after=10)
     if isinstance(error, MissingDependencyError):

@@ -21,7 +21,7 @@ from bitnet_runtime.answers.together import Passes
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
 from bitnet_serve.histogram import LATENCIES, Histogram
 from bitnet_serve.models import shares
-from bitnet_serve.models.sessions import FullError
+from bitnet_serve.models.sessions import FullError, NeverError
 from bitnet_serve.models.task import Task
 
 PIECE = 32  # tokens of a piece computed by itself, while other answers wait for their next token
@@ -202,7 +202,8 @@ class Scheduler:
                 if task.done:
                     self._end(task)
             except ModelTooLargeError as error:
-                if len(self._running) == 1 and not isinstance(error, FullError):
+                alone = len(self._running) == 1
+                if isinstance(error, NeverError) or (alone and not isinstance(error, FullError)):
                     self._fail(task, error)
                     continue
                 with self._wake:

@@ -32,6 +32,10 @@ class FullError(ModelTooLargeError):
         self.size, self.lacks = size, lacks
 
 
+class NeverError(ModelTooLargeError):
+    """It is more than all texts may take: it will not fit later, either."""
+
+
 class Kept(NamedTuple):
     """A text that was computed, for requests of the same asker."""
 
@@ -128,7 +132,7 @@ class Sessions:
             self._writing.start()
 
     def new(self, room: int, adapter: str | None = None, waits: bool = True) -> Session:
-        """An empty one for so many tokens. FullError: others have the memory. waits: and it is asked for again."""
+        """An empty one for so many tokens. Raises FullError, which means to ask again if it `waits`; NeverError."""
         return self._counted(self._model.session(room, adapter=adapter), room, waits=waits)
 
     def begin(self, prompt: Sequence[int], room: int, who: object, adapter: str | None = None) -> tuple[Session, int]:
@@ -226,12 +230,16 @@ class Sessions:
             return self._model.session(room, adapter=adapter)
 
     def _counted(self, session: Session, room: int, idle: int = 0, waits: bool = True) -> Session:
-        size = self._size(session, room, idle)
+        size, most = self._size(session, room, idle), self._memory.most
+        if size > most:
+            session.close()
+            raise NeverError(
+                f"{room:,} tokens take {-(-size // 1_000_000):,} MB, but the texts of all models may take "
+                f"{most // 1_000_000:,}; ask for fewer, or give the server more, as --max-cache does"
+            )
         if not self._memory.take(size, self, waits):
             session.close()
             said = f"there is no memory now for {room} tokens beside the answers that run"
-            if size > self._memory.most:
-                raise ModelTooLargeError(said)
             raise FullError(said, size, self._memory.lacks(size, self))
         self._taken[session] = size
         return session
