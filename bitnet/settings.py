@@ -162,8 +162,12 @@ class Settings:
     threads: int = option(0, "CPU threads, at most one for each core; 0: torch's default")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "activation checkpointing in the backward pass: a quarter more time, less memory")
-    eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
-    eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes eight times as many")
+    eval_every: int = option(
+        0,
+        "steps between evaluations; 0: 200, or ten in a shorter run, or fewer, so that they and the last one read no "
+        "more tokens than training",
+    )
+    eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes up to eight times as many")
     tasks: str = option(
         "",
         "tasks to evaluate during the run: names of lm-evaluation-harness, or .yaml and .yml files, comma-separated",

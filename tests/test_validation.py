@@ -36,8 +36,44 @@ def evaluated(run: Path) -> list[int]:
 def test_there_are_ten_evaluations_in_a_short_run(
     budget: tuple[str, str], steps: range, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bitnet("train", *words(*budget), "--data", sentences, "--out", tmp_path / "run") == 0
+    argv = [*words(*budget), "--eval-tokens", "64", "--data", sentences, "--out", tmp_path / "run"]
+    assert bitnet("train", *argv) == 0
     assert evaluated(tmp_path / "run") == list(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "each", "expected", "last"),  # a step learns from 128 tokens
+    [
+        (20, 160, [3, 6, 9, 12, 15, 18], 8 * 160),
+        (10, 320, [5, 10], 640),
+        (9, 384, [5], 9 * 64),
+        (1, 640, [1], 640),
+    ],
+)
+def test_they_read_no_more_than_a_run_learns_from(
+    steps: int, each: int, expected: list[int], last: int, sentences: str, tmp_path: Path
+) -> None:
+    """Otherwise they would take most of a run of few steps. At least one comes before the last."""
+    argv = [*words("--steps", steps), "--validation", "0.5", "--eval-tokens", each, "--data", sentences]
+    assert bitnet("train", *argv, "--out", tmp_path / "whole") == 0
+    assert evaluated(tmp_path / "whole") == expected
+    *some, final = [r["validation"]["tokens"] for r in losses(tmp_path / "whole") if "validation" in r]
+    assert some == [each] * len(expected) and final == last
+    killed_before(steps - 1, "train", *argv, "--save-every", "1", "--out", tmp_path / "killed")
+    assert bitnet("train", "--resume", "--out", tmp_path / "killed") == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_on_little_text_there_are_ten(sentences: str, tmp_path: Path) -> None:
+    """What counts is what an evaluation reads, not what --eval-tokens would let it read."""
+    argv = [*words("--steps", "20"), "--data", f"{sentences}/[0-5].txt", "--out", tmp_path / "run"]
+    assert bitnet("train", *argv) == 0 and evaluated(tmp_path / "run") == list(range(2, 21, 2))
+
+
+def test_what_is_asked_for_is_done(sentences: str, tmp_path: Path) -> None:
+    argv = [*words("--steps", "4"), "--eval-every", "1", "--validation", "0.5", "--eval-tokens", "640"]
+    assert bitnet("train", *argv, "--data", sentences, "--out", tmp_path / "run") == 0
+    assert evaluated(tmp_path / "run") == [1, 2, 3, 4]
 
 
 def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +104,7 @@ def test_of_minutes_they_take_a_part(each: int, expected: int) -> None:
 def test_the_time_of_evaluations_is_noted(sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[float] = []
     monkeypatch.setattr(validation, "note", lambda run, _: noted.append(run.state["evaluated"]) or "")
-    argv = ["train", *words("--warmdown", "0", "--data", sentences, "--out", tmp_path / "run")]
+    argv = ["train", *words("--warmdown", "0", "--eval-tokens", "64", "--data", sentences, "--out", tmp_path / "run")]
     assert bitnet(*argv, "--steps", "2") == 0 and bitnet(*argv, "--steps", "4", "--resume") == 0
     assert len(noted) == 4 and 0 < noted[0] < noted[1] < noted[2] < noted[3]  # a resumed run goes on counting
 
@@ -78,11 +114,11 @@ def test_the_last_one_is_of_a_part_of_a_long_text(
 ) -> None:
     """With eight times as many tokens as the others, always the same ones; `bitnet eval` uses all."""
     run = tmp_path / "run"
-    argv = [*words("--steps", "2"), "--data", sentences, "--validation", "0.5", "--eval-tokens", "64", "--out", run]
+    argv = [*words("--steps", "8"), "--data", sentences, "--validation", "0.5", "--eval-tokens", "64", "--out", run]
     assert bitnet("train", *argv) == 0
     said = capsys.readouterr().err
     *first, last = [record["validation"] for record in losses(run) if "validation" in record]
-    assert [found["tokens"] for found in first] == [64, 64] and last["tokens"] == 8 * 64
+    assert [found["tokens"] for found in first] == [64] * 8 and last["tokens"] == 8 * 64
     (shown,) = re.findall(r"evaluating on 512 of ([\d,]+) tokens of validation", said)
     assert f"standard error {last['standard_error']:.4f}; bitnet eval {run} uses all" in said
     assert bitnet("eval", run, "--json") == 0
@@ -119,7 +155,7 @@ def test_the_best_is_kept_and_patience_ends_a_run(
     scripted(5.0, 3.0, 4.0, 3.5, 3.1, 9.0)
     run = tmp_path / "run"
     argv = [*words("--steps", "30"), "--quantize-warmup", "0", "--data", sentences, "--out", run, "--keep", "1"]
-    assert bitnet("train", *argv, "--keep-best", "--patience", "3") == 0
+    assert bitnet("train", *argv, "--eval-tokens", "64", "--keep-best", "--patience", "3") == 0
     said = capsys.readouterr().err
     assert evaluated(run) == [3, 6, 9, 12, 15]
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000015"]
@@ -200,7 +236,7 @@ def test_a_finetuning_says_how_good_its_source_is_and_names_the_terms(
     capsys.readouterr()
     run = tmp_path / "run"
     argv = ["finetune", tmp_path / "float", "--data", sentences, "--out", run, "--steps", "4", "--batch", "4"]
-    assert bitnet(*argv, "--distill", "0.5", "--validation", "0.05") == 0
+    assert bitnet(*argv, "--distill", "0.5", "--validation", "0.05", "--eval-every", "1") == 0
     said = capsys.readouterr().err
     assert f"before the first step, in full precision: validation {before['nats_per_token']:.4f} nats/token" in said
     assert re.search(r"step 1 of 4: loss [\d.]+ at λ 0\.\d\d \(cross-entropy [\d.]+, divergence [\d.]+\), ", said)

@@ -32,6 +32,9 @@ from bitnet.train.state import State
 
 LAST = 8
 """The final evaluation uses LAST times the tokens of the others: it takes about as long as they do together."""
+SHARE = 2
+"""But at most one in SHARE of the tokens that the run learned from, and so do the others together: a token takes about
+a quarter of its time in training. In a short run they would take longer than all of its steps."""
 
 
 @dataclasses.dataclass
@@ -83,6 +86,12 @@ class Run:
         terms = ", ".join(f"{name.replace('_', '-')} {term:.3f}" for name, term in self.terms.items())
         at = f" at λ {self.amount:.2f}" if self.amount < 1 else ""
         return f"loss {self.loss:.3f}{at}" + (f" ({terms})" if terms else "")
+
+    @functools.cached_property
+    def validated(self) -> int:
+        """Tokens of an evaluation."""
+        there = objectives.size(self.data.held_out, self.data.batches.context)
+        return min(self.settings.eval_tokens, there)
 
     @property
     def of_peak(self) -> float:
@@ -173,9 +182,11 @@ class Run:
         log.write(self.now() | {"start": dataclasses.asdict(result)})
 
     def evaluate(self, log: runlog.Log, last: bool = False) -> objectives.Result:
-        """Loss on the validation data, or on evenly spaced parts of it, logged. last: with LAST times the tokens."""
+        """Loss on the validation data, or on evenly spaced parts of it, logged. last: of more tokens (LAST, SHARE)."""
         limit, held_out, context = self.settings.eval_tokens, self.data.held_out, self.data.batches.context
-        limit, there = limit * (LAST if last else 1), objectives.size(held_out, context)
+        there = objectives.size(held_out, context)
+        if last:
+            limit = max(limit, min(LAST * limit, self.state["tokens"] // SHARE))
         if last and there > self.settings.eval_tokens:
             share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
             say(f"evaluating on {share} tokens of validation")

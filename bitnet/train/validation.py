@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from bitnet.model import parallel
 from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
-from bitnet.train.run import Run
+from bitnet.train.run import SHARE, Run
 from bitnet.train.state import BEST, BEST_TASKS
 
 USUAL, PARTS = 200, 10  # steps between evaluations; least number of them in a run
@@ -23,7 +24,9 @@ def due(run: Run, before: float) -> bool:
     if run.horizon.seconds:
         wanted = int(PARTS * run.progress) > int(PARTS * before) or step % USUAL == 0
         return wanted and RARELY * run.state["evaluated"] <= run.state["seconds"]
-    return step % min(USUAL, max(1, run.horizon.steps(run.state) // PARTS)) == 0
+    steps = run.horizon.steps(run.state)
+    apart = max(min(USUAL, max(1, steps // PARTS)), math.ceil(SHARE * run.validated / run.horizon.each))
+    return step % min(apart, steps // 2 + 1) == 0  # at least one before the last
 
 
 def loss_of(result: objectives.Result) -> float:
