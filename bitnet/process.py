@@ -27,8 +27,9 @@ class Interruption:
     second Ctrl-C acts at once, unless it is an echo of the first, from a program that forwards a signal which the
     terminal also sent. Outside the main thread nothing is recorded: Python handles signals only there."""
 
-    def __init__(self) -> None:
-        self.signal = 0
+    def __init__(self, said: str = "saving after this step or evaluation; Ctrl-C again stops at once, unsaved") -> None:
+        """said: what the first Ctrl-C prints."""
+        self.signal, self.said = 0, said
 
     def __enter__(self) -> Self:
         signals = [signal.SIGINT, signal.SIGTERM] if threading.current_thread() is threading.main_thread() else []
@@ -52,7 +53,7 @@ class Interruption:
             unheard()
         if number == signal.SIGINT:
             with contextlib.suppress(OSError):  # stderr is closed
-                os.write(2, b"\nsaving after this step or evaluation; Ctrl-C again stops at once, unsaved\n")
+                os.write(2, f"\n{self.said}\n".encode())
 
         def again(number: int, frame: FrameType | None) -> None:
             if time.monotonic() - noted > ECHO:

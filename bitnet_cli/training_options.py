@@ -65,8 +65,6 @@ def given(args: argparse.Namespace) -> Given:
 
 def conclude(outcome: Outcome, as_json: bool) -> int:
     """Say where the checkpoint is and how good the model. Returns the exit code: 130 / 143 on Ctrl-C / SIGTERM."""
-    if outcome.signal:
-        return 128 + outcome.signal
     if outcome.checkpoint and outcome.validation:
         figures = {"checkpoint": str(outcome.checkpoint)} | outcome.reached
         if as_json:
@@ -74,4 +72,4 @@ def conclude(outcome: Outcome, as_json: bool) -> int:
         else:
             spent = f"{outcome.reached['tokens']:,} tokens, {outcome.reached['seconds']:.0f} s"
             show(f"{outcome.checkpoint}: validation {outcome.validation} after {spent}\n")
-    return 0
+    return 128 + outcome.signal if outcome.signal else 0

@@ -179,6 +179,23 @@ def test_a_signal_in_the_last_evaluation_is_answered(
     assert run("train", "--resume", "--out", tmp_path / "run") == 0
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_finished_says_so_though_a_signal_arrives(
+    number: signal.Signals, code: int, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(records: Any, file: Path, title: str) -> None:
+        os.kill(os.getpid(), number)
+        file.write_text(title)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(loop.runlog, "plot", interrupted)
+    assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path}/run/step-000020: validation ") and "unsaved" not in said.err
+    assert (tmp_path / "run" / "loss.png").read_text().startswith("run: ") and signal.getsignal(number) == before
+
+
 def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, update = tmp_path / "run", loop.update
 

@@ -46,8 +46,9 @@ def fit(
     read: opens the models of `source`, `teacher` and `vision`; `bitnet_export.convert.masters.read_start` also opens
     Hugging Face folders.
 
-    Ctrl-C saves and ends the run, with `Outcome.signal`; while text is read, and in the last evaluation, it raises
-    KeyboardInterrupt. Raises ValueError (of which TrainingError is one) for options and data, OSError for files.
+    Ctrl-C saves and ends the run, with `Outcome.signal` and, if it was finished, `validation`; while text is read, and
+    in the last evaluation, it raises KeyboardInterrupt. Raises ValueError (of which TrainingError is one) for options
+    and data, OSError for files.
     """
     if options.get("tasks"):
         raise ValueError("tasks are evaluated by `bitnet train` and `bitnet finetune`, not by fit; leave them out")

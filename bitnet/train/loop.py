@@ -46,10 +46,10 @@ SKIPPED = 10  # bad steps in a row after which the run stops
 class Outcome:
     """How a run ended, as far as this process knows."""
 
-    signal: int = 0  # the signal that stopped it, after saving; 0: its budget is spent
+    signal: int = 0  # the signal that came, after which it was saved; 0: none
     checkpoint: Path | None = None  # the last one; only the first process knows it
     reached: dict[str, Any] = dataclasses.field(default_factory=dict)  # step, tokens, seconds
-    validation: objectives.Result | None = None
+    validation: objectives.Result | None = None  # of the whole run; None: the signal stopped it before
 
 
 def carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
@@ -88,11 +88,12 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():
         return Outcome(reached=run.now())
-    try:
-        runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
-    except ModuleNotFoundError as error:
-        say(f"no loss.png: it needs {error.name}, which is not installed")
-    return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
+    with process.Interruption("finished, loss.png is being drawn; Ctrl-C again stops at once") as interruption:
+        try:
+            runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
+        except ModuleNotFoundError as error:
+            say(f"no loss.png: it needs {error.name}, which is not installed")
+    return Outcome(interruption.signal, checkpoint.all_of(run.folder)[-1], run.now(), result)
 
 
 def loop(run: Run, log: runlog.Log, how: tasks.Ask | None) -> int:
