@@ -290,3 +290,22 @@ def test_no_part_of_the_run_is_replaced(
     assert main(["export", str(run / source), str(run / name)]) == 1
     assert f"{run / name} is in the source and would be replaced; give another name" in capsys.readouterr().err
     assert (run / name).read_bytes() == before
+
+
+def test_what_can_be_told_at_once_is_said_before_the_work_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, text, empty = make_checkpoint(tmp_path / "run"), tmp_path / "a.txt", tmp_path / "empty"
+    text.write_text("no packed file")
+    empty.mkdir()
+    out = tmp_path / "m.bitnet"
+    for words, told in (
+        ([made, tmp_path / "none" / "m.bitnet"], f"folder {tmp_path / 'none'} does not exist; create it first"),
+        ([made, text], f"{text} exists and is not a packed file; give another name"),
+        ([made, tmp_path], f"{tmp_path} is a directory, expected the name of a file to write"),
+        ([empty, out], f"{empty} has no model.safetensors and no step-* folder, expected a checkpoint"),
+        ([text, out], f"{text}: "),
+        ([made, out, "--base", text], f"{text}: "),
+    ):
+        assert main(["export", *map(str, words)]) == 1
+        assert capsys.readouterr().err.startswith(f"bitnet: error: {told}")

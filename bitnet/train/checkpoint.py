@@ -76,26 +76,14 @@ class Checkpoint:
         say: called with a line for each newer one that is damaged. Raises CheckpointError if there is none, or it is
         damaged; OSError if one cannot be read now, as continuing from an older one would lose its progress.
         """
-        folder = Path(path)
-        if (folder / WEIGHTS).is_file() or (folder / manifest.NAME).is_file():
+        folder, steps = Path(path), there(path)
+        if steps == [folder]:
             if problem := manifest.damage(folder):
                 raise CheckpointError(
                     f"{folder} is damaged: {problem}; name another checkpoint, or the run folder for its newest whole "
                     f"one (if you changed it on purpose, remove {manifest.NAME})"
                 )
             return cls(folder)
-        if not folder.exists():
-            raise CheckpointError(
-                f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`; a model to begin "
-                "with may also be a folder of Hugging Face's: hf download OWNER/MODEL --local-dir FOLDER"
-            )
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder} is a file, expected a checkpoint or a run folder; of a packed file name the run it came from"
-            )
-        steps = all_of(folder)
-        if not steps:
-            raise CheckpointError(f"{folder} has no {WEIGHTS} and no step-* folder, expected a checkpoint")
         problems: list[str] = []
         for step in reversed(steps):
             problem = manifest.damage(step)
@@ -236,6 +224,25 @@ def all_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first."""
     found = [p for p in run.iterdir() if re.fullmatch(r"step-\d+", p.name)] if run.is_dir() else []
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+
+
+def there(path: str | os.PathLike[str]) -> list[Path]:
+    """The checkpoint at `path`, or those of a run folder, whole or not. Raises CheckpointError: there is none."""
+    folder = Path(path)
+    if (folder / WEIGHTS).is_file() or (folder / manifest.NAME).is_file():
+        return [folder]
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`; a model to begin "
+            "with may also be a folder of Hugging Face's: hf download OWNER/MODEL --local-dir FOLDER"
+        )
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is a file, expected a checkpoint or a run folder; of a packed file name the run it came from"
+        )
+    if not (steps := all_of(folder)):
+        raise CheckpointError(f"{folder} has no {WEIGHTS} and no step-* folder, expected a checkpoint")
+    return steps
 
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:

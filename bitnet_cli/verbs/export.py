@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
             process.keep_freed_memory()
 
+    _check(args, is_packed)
     say("writing the file and comparing it with the source, which takes a moment …")
     tokens = args.tokens or 50_000
     report: Report | Repacked
@@ -91,3 +92,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
+
+
+def _check(args: argparse.Namespace, is_packed: bool) -> None:
+    """Raises, before the work is announced, what it would raise about its files without having read them."""
+    from bitnet_export.packed.reader import PackedFile
+    from bitnet_export.packed.replacing import check_place, spare
+
+    packed = [args.checkpoint] * is_packed + [args.base] * bool(args.base)
+    for source in (args.checkpoint, *packed):
+        spare(Path(source), Path(args.out), "adapter" if args.base else "model")
+    check_place(Path(args.out))
+    if not is_packed:
+        from bitnet.train.checkpoint import there  # loads torch
+
+        there(args.checkpoint)
+    for file in packed:
+        PackedFile.open(file)
