@@ -138,7 +138,7 @@ def test_a_state_that_lacks_what_came_later(finished: Path, tmp_path: Path) -> N
         (["--mixture", __file__], "a resumed run keeps its text, which --mixture would change; start another"),
         (["--fim", "0.5"], "a resumed run keeps its tokenizer, which has no tokens for --fim; start another"),
         (["--documents"], "documents is True, but a resumed run keeps its documents, False; start another"),
-        (["--validation", "0.3"], "was trained on other text, or with another --validation"),
+        (["--validation", "0.3"], "validation is 0.3, but a resumed run keeps its validation, 0.05; start another run"),
     ],
 )
 def test_options_that_a_run_cannot_follow(

@@ -34,9 +34,9 @@ STACK: dict[str, Any] = {
 
 KEPT = (
     "preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision", "draft", "draft_only",
-    "self_written", "lora", "lora_linears", "documents",
+    "self_written", "lora", "lora_linears", "documents", "validation",
 )  # fmt: skip
-"""Options that a resumed run cannot change: model, vocabulary, first weights, objective and masks follow from them."""
+"""Options that a resumed run cannot change: model, vocabulary, first weights, objective, masks and what is held out."""
 
 
 def resolve(
