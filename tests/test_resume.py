@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bitnet import source_settings
-from bitnet.data import finding, tokenizer
+from bitnet.data import dataset, finding, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.setup import hardware, resolve
@@ -152,8 +152,10 @@ def test_options_that_a_run_cannot_follow(
 
 
 def test_other_text_is_refused_however_short(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And not tokenized before, which takes most of the time."""
+    monkeypatch.delattr(dataset, "encoder")
     (tmp_path / "short.txt").write_text("the cat")
     assert bitnet("train", "--resume", "--out", finished, "--data", tmp_path / "short.txt") == 1
     assert "was trained on other text" in capsys.readouterr().err

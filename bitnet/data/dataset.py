@@ -154,12 +154,7 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
     of = corpus.every(texts)
     if not of.n_bytes:
         raise DataError("all of the text that was given is empty; give other --data")
-    recipe = hashlib.sha256(tokenizer.to_str().encode())
-    if first != END_ID:
-        recipe.update(str(first).encode())
-    for digest_of_text in of.digests:
-        recipe.update(digest_of_text)
-    digest = recipe.hexdigest()[:16]
+    digest = digest_of(of, tokenizer, first)
     dtype = "uint16" if vocabulary_size(tokenizer) <= 1 << 16 else "uint32"
     file = folder / f"{name}-{digest}.bin"
     if not file.exists():
@@ -173,6 +168,16 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
             error.filename = error.filename or str(file)
             raise
     return Tokens.map(file, dtype, of.n_bytes, digest)
+
+
+def digest_of(texts: corpus.Texts, tokenizer: Tokenizer, first: int = END_ID) -> str:
+    """The digest that these texts have as `Tokens`. first: as in `tokenize`."""
+    recipe = hashlib.sha256(tokenizer.to_str().encode())
+    if first != END_ID:
+        recipe.update(str(first).encode())
+    for digest_of_text in texts.digests:
+        recipe.update(digest_of_text)
+    return recipe.hexdigest()[:16]
 
 
 def _portions(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ def _images(asked: Asked, vision: ModelConfig) -> Learnt:
 
 def _texts(asked: Asked) -> Learnt:
     settings, config, before, template, generation, context, choose, newest = asked
-    read = mixtures.read if settings.mixture else read_text
+    read = mixtures.read if settings.mixture else functools.partial(read_text, newest)
     words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
     learnt = sides[0]  # the other processes map the files
@@ -168,12 +169,16 @@ Sides = tuple[dataset.Tokens, dataset.Tokens] | tuple[pairs.Pairs, pairs.Pairs]
 
 
 def read_text(
+    newest: Path,
     settings: Settings,
     before: dict[str, Any],
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, Sides]:
-    """Tokenizer, and the token ids of training and validation: those the run has, or from the text read again."""
+    """Tokenizer, and the token ids of training and validation: those the run has, or from the text read again.
+
+    Raises DataError: the run of `newest` was trained on other text, which is not tokenized then.
+    """
     folder, contrastive = settings.run_folder, settings.objective == "contrastive"
     kept_so = ("data", "column", "validation")
     if before and all(
@@ -196,7 +201,9 @@ def read_text(
     sides: tuple[Iterable[str], Iterable[str]] = pairs.separate(*split) if given else split
     words = choose(sides[0])
     first = tokenizer.separator(words, generation)
-    train = dataset.tokenize(sides[0], words, folder, "train", first)
+    learnt = corpus.every(sides[0])
+    check_text(newest, before, dataset.digest_of(learnt, words, first))  # to tokenize it takes most of the time
+    train = dataset.tokenize(learnt, words, folder, "train", first)
     held_out = dataset.tokenize(sides[1], words, folder, "validation", first)
     return words, _in_pairs(contrastive, words, generation, given, train, held_out)
 
