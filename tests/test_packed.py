@@ -301,13 +301,25 @@ def test_random_tables_look_like_trained_ones(tmp_path: Path) -> None:
     assert values.std() == pytest.approx(2 / 600**0.5, rel=0.03)
 
 
+def test_random_models_have_the_positions_that_their_configuration_implies(tmp_path: Path) -> None:
+    config = SMALL.replace(position="sinusoidal", rope_dim=0)
+    random_model(config, tmp_path / "m")
+    file = PackedFile.open(tmp_path / "m")
+    table = file.tensors[next(key for key in file.tensors if key.name == "position.weight")]
+    place, pair = np.ogrid[: config.max_context, : config.dim // 2]
+    turns = np.exp(1j * place / 10_000 ** (2 * pair / config.dim))
+    assert np.allclose(file.values(table), np.stack((turns.imag, turns.real), -1).reshape(table.rows, -1), atol=1e-6)
+
+
 @pytest.mark.parametrize("zeros", [0.0, 1 / 3, 0.6, 1.0])
 def test_random_models_have_the_zeros_asked_for(zeros: float, tmp_path: Path) -> None:
     config = SMALL.replace(dim=256, ffn_dim=512, n_layers=1)
     random_model(config, tmp_path / "m", zeros=zeros)
     file = PackedFile.open(tmp_path / "m")
-    found = [z for record in file.tensors.values() if (z := file.zero_fraction(record)) is not None]
-    assert len(found) == 7 and np.allclose(found, zeros, atol=0.04)
+    ternary = [record for record in file.tensors.values() if record.encoding.ternary]
+    assert len(ternary) == 7 and np.allclose([file.zero_fraction(record) or 0 for record in ternary], zeros, atol=0.04)
+    gains = [file.values(record).std() * record.cols**0.5 for record in ternary]
+    assert np.allclose(gains, zeros < 1, atol=0.25)  # each keeps the variance of its input, give or take its scale
 
 
 def test_writing_holds_one_tensor_in_memory(tmp_path: Path) -> None:

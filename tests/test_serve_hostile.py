@@ -47,6 +47,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, {"messages": "go"}, "messages", "invalid_type"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "n": 129}, "n", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "n": 0}, "n", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "n": True}, "n", "invalid_type"),
         (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "invalid_value"),
         (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
@@ -128,7 +130,13 @@ def test_what_is_passed_over_is_in_the_docs(serving: Serving) -> None:
     for name in fields.IGNORED:
         assert f"`{name}`" in docs, name
     nothing = {"modalities": ["text"], "timings_per_token": True, "return_progress": True, "reasoning_effort": "low"}
+    nothing |= {"max_completion_tokens": 1}  # as max_tokens says
     assert post(serving, CHAT, {"messages": MESSAGES, "max_tokens": 1} | nothing)[0] == 200
+
+
+@pytest.mark.parametrize("stop", ["more than sixteen characters", [str(i) for i in range(16)]])
+def test_as_many_stop_texts_as_allowed(serving: Serving, stop: Any) -> None:
+    assert post(serving, COMPLETE, {"prompt": "x", "max_tokens": 1, "stop": stop})[0] == 200
 
 
 def test_what_one_path_alone_passes_over_is_told_with_the_path(serving: Serving) -> None:
