@@ -65,6 +65,14 @@ def test_a_name_may_be_as_long_as_any_and_a_longer_one_is_refused_before_writing
     assert caught.value.filename == str(too_long)
 
 
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    with pytest.raises(IsADirectoryError) as caught, renaming(out) as temporary:
+        temporary.touch()
+        out.mkdir()
+    assert caught.value.filename == str(out) and os.listdir(tmp_path) == ["m"]
+
+
 def test_a_failed_check_leaves_nothing(tmp_path: Path) -> None:
     seen: list[Path] = []
 
