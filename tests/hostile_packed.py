@@ -234,5 +234,8 @@ def _accepted(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
     yield "unknown optional section", with_section(good, 99, b"new\n", flags=1), "BN_OK"
     yield "unknown required section", with_section(good, 99, b"new\n"), "BN_ERR_VERSION"
+    last = with_section(good, 99, b"new\n", flags=1)
+    last = patch(last[:-64], 16, "Q", len(last) - 64)
+    yield "unknown optional section, empty", patch(last, section_entry(last, 99) + 16, "Q", 0), "BN_ERR_SECTION"
     yield "template too long", with_section(good, records.TEMPLATE, bytes(256 * 1024 + 1)), "BN_ERR_SECTION"
     yield "template just fits", with_section(good, records.TEMPLATE, b" " * 256 * 1024), "BN_OK"
