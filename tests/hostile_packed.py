@@ -124,6 +124,8 @@ def _sections(good: bytes) -> Cases:
 
 
 def _stacks(good: bytes) -> Cases:
+    """Without METADATA, whose configuration would be another."""
+    good = with_section(good, records.METADATA, b"")
     words = {name: i for i, name in enumerate(STACK_WORDS)}
     big = (1 << 31, 0xFFFFFFFF)
     nan, inf = float("nan"), float("inf")
@@ -139,7 +141,7 @@ def _stacks(good: bytes) -> Cases:
         "logit_softcap": (-1.0, nan, inf), "pooling": (4, 5, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
         "global_every": (1, 2, 1025, *big), "normalize_routing": (2, *big), "first_position": (2, *big),
         "image_size": (1, *big), "patch_size": (1, *big), "channels": (1, *big), "class_token": (1, *big),
-        "out_dim": (65_537, *big), "image_token": (19, *big), "adapters": (1, 1 << 16, 1 << 23 | 1, *big),
+        "out_dim": (65_537, *big), "image_token": (19, *big), "adapters": (1, 1 << 16, 1 << 23 | 1 << 16 | 1, *big),
         "similarity_scale": (-1.0, nan, inf), "similarity_bias": (nan, inf),
         **{f"pixel_{kind}.{i}": (1.0, -0.0, nan, inf) for kind in ("mean", "std") for i in range(3)},
     }  # fmt: skip
@@ -148,6 +150,9 @@ def _stacks(good: bytes) -> Cases:
         fmt = "f" if isinstance(wrong[0], float) else "I"
         for value in wrong:
             yield f"{name} = {value}", patch(good, start + 4 * words[name], fmt, value), "BN_ERR_CONFIG"
+    for size, status in ((512, "TENSOR"), (513, "CONFIG")):  # of the 512 heads, each of which may have 1024
+        heads = patch(good, start + 4 * words["n_heads"], "III", 512, 1, size)
+        yield f"heads of {512 * size} together, tensors as before", heads, f"BN_ERR_{status}"
     yield "name of 64 bytes", patch(good, start + 192, "64s", b"x" * 64), "BN_ERR_CONFIG"
     yield "name goes on", patch(good, start + 192, "64s", b"a\0b"), "BN_ERR_CONFIG"
 
