@@ -167,3 +167,4 @@ def test_a_long_text_is_cut_to_the_context(tmp_path: Path) -> None:
         gap = prompt.index(words.token_to_id(tokenizer.FIM[1]))
         assert len(prompt) == model.n_ctx - 8 and bytes([prompt[gap - 1], prompt[gap + 1]]) == b"yz"
         assert model.infill("x" * 1000, "y" * 1000, **given).usage.prompt_tokens == model.n_ctx - 8
+        assert len(model.infill_prompt("x" * 1000, "y" * 1000)) == model.n_ctx * 3 // 4

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfTokenizer
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, processors
 
 from bitnet_runtime import InvalidParameterError, Model, Piece, TokenizerError
 from bitnet_runtime.answers.answer import Answer
 from bitnet_runtime.tokenizer.text import Detokenizer, Tokenizer
+from bitnet_runtime.tokenizer.tokenizing import LONG
 from runtime_models import SPECIAL, byte_tokenizer, replace_decoder, scripted_model
 
 
@@ -155,6 +156,15 @@ def test_odd_texts() -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
     with pytest.raises(InvalidParameterError, match="not valid Unicode"):
         tokenizer.encode("a\ud800b")
+
+
+@pytest.mark.parametrize("length", [1, LONG])
+def test_what_goes_around_a_text_can_be_left_out_however_long_it_is(length: int) -> None:
+    words = HfTokenizer.from_str(BYTE_LEVEL.to_str())
+    end = words.token_to_id(SPECIAL[0])
+    words.post_processor = processors.TemplateProcessing(f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], end)])
+    tokenizer = ours(words)
+    assert tokenizer.encode("a" * length) == [end, *tokenizer.encode("a" * length, add_bos=False)]
 
 
 def test_encoding_takes_linear_time() -> None:
