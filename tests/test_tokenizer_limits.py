@@ -78,6 +78,15 @@ def test_published_tokenizers_run_in_this_process(tmp_path: Path) -> None:
     assert [costly(each) for each in found] == [""] * len(found)
 
 
+def test_cheap_steps_run_in_this_process() -> None:
+    mark = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    mask = added("<mask>") | {"lstrip": True}
+    doubling = [definition(normalizer={"type": "Sequence", "normalizers": [replace("a", "aa")] * n}) for n in (3, 4)]
+    cheap = [definition(pre_tokenizer=mark), definition(added_tokens=[mask]), doubling[0]]
+    assert [costly(each) for each in cheap] == [""] * len(cheap)
+    assert "lengthen a text" in costly(doubling[1])  # 16 times, and bytes as letters of two
+
+
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -287,7 +296,7 @@ def added(content: str, special: bool = True) -> Json:
 def test_special_tokens_that_would_break_shielding_are_refused() -> None:
     for content, message in (("a\ufdd0", r"U\+FDD0"), ("x" * 200, "200 characters")):
         with pytest.raises(TokenizerError, match=message):
-            runtime(definition(added_tokens=[added(content)]))
+            runtime(definition(added_tokens=[added(content), added("~")]))
 
 
 def test_opening_and_shielding_take_linear_time_with_any_special_tokens() -> None:
@@ -409,3 +418,6 @@ def test_the_fewest_tokens_are_no_more_than_there_are(tmp_path: Path) -> None:
     cut = split("a") | {}
     cut["pretokenizers"][0]["behavior"] = "Removed"
     assert runtime(definition(pre_tokenizer=cut)).fewest_tokens("a" * 10_000) == 0, "left out"
+    for side in ("lstrip", "rstrip"):
+        mask = added("<mask>") | {side: True}
+        assert runtime(definition(added_tokens=[mask])).fewest_tokens("a" * 10_000) == 0, "spaces beside it"
