@@ -73,7 +73,6 @@ class ThoughtReader:
         if not self._held:
             self._hold(len(self._text) - len(self._text.lstrip()))
         if self._text.startswith(OPEN):
-            self._space = []
             return self._go(self._inside, len(OPEN))
         if OPEN.startswith(self._text) and not self._final:
             return False
