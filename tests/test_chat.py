@@ -200,7 +200,7 @@ def test_a_hostile_template_is_stopped(name: str) -> None:
 def test_an_error_names_line_reason_and_roles() -> None:
     with pytest.raises(TemplateError, match=r"in line 2: roles must alternate; the roles given were user, user"):
         render("a\n{{ raise_exception('roles must alternate') }}", HELLO * 2)
-    with pytest.raises(TemplateError, match="broken in line 3.*; correct it, or give another"):
+    with pytest.raises(TemplateError, match=r"broken in line 3.*; correct it, or give another"):
         render("a\n\n{% endfor %}")
 
 

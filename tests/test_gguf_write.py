@@ -16,7 +16,8 @@ from bitnet_export.foreign.gguf.graphs import architecture
 from bitnet_export.foreign.gguf.write import BODIES, write_gguf
 from bitnet_export.foreign.source import Ternary
 from bitnet_export.packed import encodings, records
-from bitnet_export.packed.records import ROLES, Key
+from bitnet_export.packed.records import ROLES, Key, Spec
+from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model
 from gguf_written import BITNET, build
 
@@ -134,7 +135,7 @@ def test_ternary_tables_stay_ternary(tmp_path: Path, tied: bool) -> None:
     path, out = build(tmp_path, config), tmp_path / "m.gguf"
     file = PackedFile.open(path)
     for body in ("Q2_0", "F16"):
-        write_gguf(path, out, body=body)
+        assert not any("cannot hold" in note for note in write_gguf(path, out, body=body).notes)
         with open_source(out) as source:
             pack_source(source, tmp_path / "back.bitnet", head="ternary")
         back = PackedFile.open(tmp_path / "back.bitnet")
@@ -166,6 +167,20 @@ def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
         write_gguf(path, out)
     assert "scales are rounded to fp16, by" in str(write_gguf(path, out, exact_scales=False))
     assert "rounded" not in str(write_gguf(path, out, body="F32"))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e6])
+def test_a_scale_beyond_the_range_of_fp16_is_refused(scale: float, tmp_path: Path) -> None:
+    file, odd = PackedFile.open(build(tmp_path, BITNET.replace(n_layers=1))), tmp_path / "odd"
+
+    def source(spec: Spec) -> Encoded:
+        record = file.tensors[spec.key]
+        scales = np.full(1, scale) if spec.key.name == "layers.0.down.weight" else file.scales(record)
+        return Encoded(record.encoding, record.scope, file.stored(record), scales)
+
+    write_packed(odd, file.configs, source)
+    with pytest.raises(ValueError, match=r"ffn_down\.weight: a scale that fp16 cannot hold"):
+        write_gguf(odd, tmp_path / "m.gguf", exact_scales=False)
 
 
 def test_int8_linear_layers_are_floats_or_refused(tmp_path: Path) -> None:
