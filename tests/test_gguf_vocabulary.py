@@ -232,18 +232,18 @@ def test_the_vocabulary_of_a_file(tmp_path: Path) -> None:
 
 
 def test_sampling_defaults_are_there_with_and_without_a_vocabulary(tmp_path: Path) -> None:
-    said = {"temperature": 1, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "repeat_last_n": -1}
+    said = {"temperature": 1, "top_k": 0, "top_p": 0.95, "repetition_penalty": 1.1, "repeat_last_n": -1}
     path = build(tmp_path, BITNET.replace(vocab_size=263), tokenizer=byte_tokenizer().to_str().encode())
     write_gguf(with_generation(path, tmp_path / "said.bitnet", **said), tmp_path / "m.gguf", vocabulary=False)
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     found = {name.rpartition(".")[2]: field.contents() for name, field in fields.items() if ".sampling." in name}
-    expected = {"temp": 1.0, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.1, "penalty_last_n": -1}
+    expected = {"temp": 1.0, "top_k": 0, "top_p": 0.95, "penalty_repeat": 1.1, "penalty_last_n": -1}
     assert found == pytest.approx(expected, rel=1e-7)  # -1: of all tokens, in llama.cpp, too; without the key of 64
     kinds = [fields[f"general.sampling.{name}"].types[0].name for name in ("temp", "top_k", "penalty_last_n")]
     assert kinds == ["FLOAT32", "UINT32", "INT32"]
     with open_source(tmp_path / "m.gguf") as source:
         names = ("temperature", "top_k", "top_p", "repeat_penalty", "repeat_last_n")
-        assert [source.generation[name] for name in names] == [1, 20, 0.95, 1.1, -1]
+        assert [source.generation[name] for name in names] == [1, 0, 0.95, 1.1, -1]
 
 
 # ---- what `bitnet train --preset gguf` makes ----
