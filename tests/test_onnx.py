@@ -242,6 +242,7 @@ def test_names_and_shapes_of_inputs_and_outputs(folder: Path) -> None:
         f"present.{i}.{kind}" for i in range(3) for kind in ("key", "value")
     ]
     assert session.get_outputs()[0].shape == ["batch", "length", 301]
+    assert session.get_outputs()[1].shape == ["batch", 1, "past + length", 34]
 
 
 def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
