@@ -167,6 +167,15 @@ def test_what_goes_around_a_text_can_be_left_out_however_long_it_is(length: int)
     assert tokenizer.encode("a" * length) == [end, *tokenizer.encode("a" * length, add_bos=False)]
 
 
+@pytest.mark.parametrize("letter", ["a", "東"])
+def test_special_tokens_keep_their_ids_behind_one_of_a_letter(letter: str) -> None:
+    """Of the vocabulary or beside it; as it cannot be marked, it is text."""
+    words = HfTokenizer.from_str(BYTE_LEVEL.to_str())
+    words.add_special_tokens([letter, "<|late|>"])
+    tokenizer = ours(words)
+    assert tokenizer.encode("<|late|>", parse_special=True) == [words.token_to_id("<|late|>")]
+
+
 def test_encoding_takes_linear_time() -> None:
     tokenizer = OURS
 
