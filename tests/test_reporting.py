@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +91,22 @@ def test_a_tracker_that_fails_ends_no_run(
     monkeypatch.setitem(sys.modules, "trackio", broken)  # type: ignore[arg-type]
     assert learn(text, tmp_path / "run", "--report-to", "trackio") == 0
     assert capsys.readouterr().err.count("trackio failed: the network is gone; the run continues, and log.jsonl") == 1
+
+
+def test_a_signal_while_a_tracker_ends_leaves_the_result(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have much to send still. It ends once."""
+    ended: list[bool] = []
+
+    def finish() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(True)
+
+    slow = SimpleNamespace(__name__="trackio", init=lambda **_: None, log=lambda *_, **__: None, finish=finish)
+    monkeypatch.setitem(sys.modules, "trackio", slow)  # type: ignore[arg-type]
+    assert learn(text, tmp_path / "run", "--report-to", "trackio") == 130
+    assert re.search(r"step-\d+: validation ", capsys.readouterr().out) and ended == [True]
 
 
 @pytest.fixture(scope="module")

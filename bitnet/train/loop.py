@@ -83,12 +83,18 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
             with contextlib.suppress(OSError):  # the terminal is closed
                 say("stopped in the last evaluation: the run is saved, and --resume evaluates it again")
             raise
+        return finished(run, log, result)
+
+
+def finished(run: Run, log: runlog.Log, result: objectives.Result) -> Outcome:
+    """The end of a run whose budget is spent. A signal no longer takes its result away."""
     if (best := run.state["best"])["step"] and run.settings.keep_best:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():
         return Outcome(reached=run.now())
-    with process.Interruption("finished, loss.png is being drawn; Ctrl-C again stops at once") as interruption:
+    with process.Interruption("finished but for loss.png and --report-to; Ctrl-C again stops at once") as interruption:
+        log.close()  # a board may have much to send
         try:
             runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
         except ModuleNotFoundError as error:

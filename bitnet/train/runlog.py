@@ -49,9 +49,11 @@ class Log:
             self._board.add(dict(scalars(record)), record["step"])
 
     def close(self) -> None:
+        """It may be called again, though boards end once."""
         self._out.close()
-        if self._board:
-            self._board.close()
+        board, self._board = self._board, None
+        if board:
+            board.close()
 
 
 def _brief(record: dict[str, Any]) -> dict[str, Any]:
