@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet.data import corpus, views
+from bitnet.data import corpus, dataset, views
 from bitnet.data.corpus import DataError
 from bitnet.data.mixed import Mixed
 from bitnet.data.mixture import recorded
@@ -232,6 +232,19 @@ def test_what_comes_may_change_and_the_sources_not(
     file.write_text(FILE.replace('["animals"]', '["animals", "numbers.jsonl"]'))
     assert bitnet("train", "--resume", "--out", run, "--steps", "22") == 1
     assert "has other sources than the run, which keeps them" in capsys.readouterr().err
+
+
+def test_a_source_whose_text_has_changed_is_refused_before_it_is_tokenized(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, copy = tmp_path / "run", shutil.copytree(folder, tmp_path / "x")
+    assert bitnet("train", *TINY, "--steps", "2", "--mixture", copy / "mix.toml", "--out", run) == 0
+    for file in run.glob("*.bin"):
+        file.unlink()
+    (copy / "animals" / "0.txt").write_text("the cat sees")
+    monkeypatch.delattr(dataset, "encoder")
+    assert bitnet("train", "--resume", "--out", run, "--steps", "3") == 1
+    assert "was trained on other text" in capsys.readouterr().err
 
 
 def test_a_stage_stays_where_it_was_when_sequences_get_longer(

@@ -194,8 +194,7 @@ class Sources:
     @property
     def digest(self) -> str:
         """A hash of texts and tokenizer, but not of weights, which may change."""
-        named = "".join(f"{name}\0{part.digest}\0" for name, part in sorted(self.parts.items()))
-        return hashlib.sha256(named.encode()).hexdigest()[:16]
+        return digest_of({name: part.digest for name, part in self.parts.items()})
 
     @property
     def weights(self) -> Weights:
@@ -215,6 +214,12 @@ class Sources:
                 seen[name] += stage.weights[name] * (end - before) / part.n_tokens
             before = end
         return seen
+
+
+def digest_of(digests: Mapping[str, str]) -> str:
+    """The digest that sources have whose parts have these digests."""
+    named = "".join(f"{name}\0{digest}\0" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
 def recorded(state: Mapping[str, Any], side: str, folder: Path) -> Sources | None:

@@ -139,11 +139,12 @@ def _images(asked: Asked, vision: ModelConfig) -> Learnt:
 
 def _texts(asked: Asked) -> Learnt:
     settings, config, before, template, generation, context, choose, newest = asked
-    read = mixtures.read if settings.mixture else functools.partial(read_text, newest)
-    words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
+    read = mixtures.read if settings.mixture else read_text
+    check = functools.partial(check_text, newest, before)
+    words, sides = parallel.from_first(lambda: read(settings, before, generation, choose, check))
     words.encode_special_tokens = True
     learnt = sides[0]  # the other processes map the files
-    check_text(newest, before, learnt.digest)
+    check(learnt.digest)
     batches = objectives.batches(settings, config, words, learnt, context, generation)
     note_cut(learnt, context, say)
     for name, side in mixtures.parts_of(sides[1]).items():
@@ -169,15 +170,15 @@ Sides = tuple[dataset.Tokens, dataset.Tokens] | tuple[pairs.Pairs, pairs.Pairs]
 
 
 def read_text(
-    newest: Path,
     settings: Settings,
     before: dict[str, Any],
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
+    check: Callable[[str], None],
 ) -> tuple[Tokenizer, Sides]:
     """Tokenizer, and the token ids of training and validation: those the run has, or from the text read again.
 
-    Raises DataError: the run of `newest` was trained on other text, which is not tokenized then.
+    check: is given the digest of text before it is tokenized, which takes most of the time; raises to refuse it.
     """
     folder, contrastive = settings.run_folder, settings.objective == "contrastive"
     kept_so = ("data", "column", "validation")
@@ -202,7 +203,7 @@ def read_text(
     words = choose(sides[0])
     first = tokenizer.separator(words, generation)
     learnt = corpus.every(sides[0])
-    check_text(newest, before, dataset.digest_of(learnt, words, first))  # to tokenize it takes most of the time
+    check(dataset.digest_of(learnt, words, first))
     train = dataset.tokenize(learnt, words, folder, "train", first)
     held_out = dataset.tokenize(sides[1], words, folder, "validation", first)
     return words, _in_pairs(contrastive, words, generation, given, train, held_out)

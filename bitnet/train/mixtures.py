@@ -28,8 +28,12 @@ def read(
     before: dict[str, Any],
     generation: dict[str, Any],
     choose: Callable[[Iterable[str]], Tokenizer],
+    check: Callable[[str], None],
 ) -> tuple[Tokenizer, tuple[Sources, Sources]]:
-    """Tokenizer, and token ids of all sources: shared, already in the run folder, or from the text read again."""
+    """Tokenizer, and token ids of all sources: shared, already in the run folder, or from the text read again.
+
+    check: is given the digest of all text before any is tokenized, which takes most of the time; raises to refuse it.
+    """
     found = _mixture(settings, before)
     shared = _shared(found)
     parts = {name: tokenized.read(where, *SIDES)[1] for name, where in shared.items()}
@@ -51,6 +55,9 @@ def read(
     first = tokenizer.separator(words, generation)
     for where in shared.values():
         tokenized.check_of(where, words, first)
+    digests = {name: train.digest for name, (train, _) in parts.items()}
+    digests |= {name: dataset.digest_of(train, words, first) for name, (train, _) in texts.items()}
+    check(mixture.digest_of(digests))
     for name, of_sides in texts.items():
         pairs = zip(of_sides, SIDES, strict=True)
         parts[name] = [dataset.tokenize(text, words, settings.run_folder, side, first) for text, side in pairs]
