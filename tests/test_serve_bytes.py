@@ -18,6 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
+from tokenizers.normalizers import NFC
 
 from bitnet.config import ModelConfig
 from bitnet_runtime import Model
@@ -26,7 +27,7 @@ from bitnet_serve.endpoints import sending
 from bitnet_serve.endpoints.answers import Choice
 from bitnet_serve.server import Serving
 from image_models import IMAGE, VOCAB, packed
-from runtime_models import TEMPLATE, scripted_model, small_model
+from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
 from servers import events, port, post, request, served, wait
 from test_image_prompts import PARTS
 from vision_models import CAUSAL, PALIGEMMA
@@ -213,6 +214,30 @@ def test_offsets_are_where_tokens_begin(serving: Serving, stream: bool, echo: bo
         shown = [(name, at) for name, at in zip(names, offsets, strict=True) if not name.startswith(("bytes:", "<|"))]
         assert all(text.startswith(name, at) for name, at in shown)
         assert offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_start_token_has_a_place_in_the_text_only_if_the_text_shows_it(tmp_path: Path, stream: bool) -> None:
+    """Given as an id it is shown. Its name in a text is spelled by other tokens, behind the one that is not shown. A
+    tokenizer may shorten a text."""
+    tokenizer, user = byte_tokenizer([b"es"]), 258
+    tokenizer.normalizer = NFC()
+    generation = {"bos_token_id": user}
+    path = scripted_model(tmp_path / "starts.bitnet", [b"y", b"es"], generation=generation, tokenizer=tokenizer)
+    prompts: dict[str | tuple[int, ...], list[int]] = {"ab": [0, 0, 1], "<|user|>a": [0, *range(9)]}
+    prompts |= {"e\u0301a": [0, 0, 0, 1], (user, 97): [0, 8], (97,): [0]}
+    with served(path) as serving:
+        for prompt, places in prompts.items():
+            asked: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "logprobs": 0, "echo": True}
+            if stream:
+                answers = events(serving, "/v1/completions", asked | {"stream": True})
+            else:
+                answers = [post(serving, "/v1/completions", asked)[1]]
+            choices = [answer["choices"][0] for answer in answers]
+            shown = prompt if isinstance(prompt, str) else "<|user|>a" if len(prompt) == 2 else "a"
+            assert "".join(choice["text"] for choice in choices) == f"{shown}yes"
+            found = [at for choice in choices if choice["logprobs"] for at in choice["logprobs"]["text_offset"]]
+            assert found == [*places, len(shown), len(shown) + 1]
 
 
 def test_a_stream_with_scores_joins_no_whole_text(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,11 +189,14 @@ class Completion(Shape):
         }
 
     def _of_prompt(self, choice: Choice, said: Sequence[bytes]) -> list[int]:
-        """Where each token begins in its text. A start token is not part of the text."""
-        first = choice.ask.prompt[0]
-        hidden = first == self.served.model.bos_token and not self._echo(choice).startswith(self.served.token(first)[0])
+        """Where each token begins in its text. A start token is not part of the text, unless it was given as an id."""
+        first, echo = choice.ask.prompt[0], self._echo(choice)
         read = codecs.getincrementaldecoder("utf-8")("replace").decode
-        lengths = [0 if hidden and place == 0 else len(read(data)) for place, data in enumerate(said)]
+        lengths = [len(read(data)) for data in said]
+        # a text may begin with the name of the start token, which other tokens then spell
+        spelled = sum(lengths[1:]) >= len(echo) or not echo.startswith(self.served.token(first)[0])
+        if spelled and first == self.served.model.bos_token:
+            lengths[:1] = [0]
         return list(itertools.accumulate(lengths, initial=0))[: len(said)]
 
     def _top(self, scored: Scored) -> dict[str, float]:
