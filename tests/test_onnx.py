@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, PackedFormatError, VerificationError, repack
+from bitnet_export import PackedFile, PackedFormatError, VerificationError, random_model, repack
 from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx import graph as graph_module
 from bitnet_export.foreign.onnx import write as write_module
@@ -318,6 +318,15 @@ def test_several_stacks_are_refused(nothing_written: Path, tmp_path: Path) -> No
     )
     with pytest.raises(ValueError, match="expected one, or one followed by its draft or its vision stack"):
         write_onnx(tmp_path / "m", nothing_written)
+
+
+def test_a_model_that_the_engine_cannot_run_is_written_without_a_comparison(tmp_path: Path) -> None:
+    config = BITNET.replace(n_layers=1).with_draft()
+    assert config.draft
+    random_model(config.replace(draft=config.draft.replace(sliding_window=5)), tmp_path / "m")
+    report = write_onnx(tmp_path / "m", tmp_path / "out")
+    assert report.compared == 0 and (tmp_path / "out" / "model.onnx").is_file()
+    assert str(report).endswith("\nlogits     not compared: the engine cannot run this model")
 
 
 def test_an_unknown_form_is_refused(folder: Path, nothing_written: Path) -> None:
