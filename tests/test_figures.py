@@ -122,7 +122,7 @@ LIMITS = [
     ("finetune", "RoBERTa, XLM-RoBERTa |", "export/bitnet_export/foreign/hf/families.py", '"XLMRobertaModel"'),
     ("precision", "`--set ternary=[] --set head_format=f32`", "benchmarks/qat_gap.py", '{"ternary": [], "head_format"'),
     ("python", "64 MB and 16 bytes for each byte", "python_bindings/bitnet_runtime/chat/template.py", "\nBYTES = 16 "),
-    ("server", "then after 30 seconds later", "python_bindings/bitnet_serve/models/shelf.py", "\nAGAIN = 30.0 "),
+    ("server", "new requests wait after 30 seconds", "python_bindings/bitnet_serve/models/shelf.py", "\nAGAIN = 30.0 "),
     ("server", "| headers | 10 seconds |", "python_bindings/bitnet_serve/protocol.py", "\nHEADERS = 10.0 "),
     ("server", "| 128; 384 that", "python_bindings/bitnet_serve/protocol.py", "\nMOST_SLOW = 128 "),
     ("server", "of up to 2,048 texts", "python_bindings/bitnet_serve/endpoints/embeddings.py", "\nMOST_TEXTS = 2048\n"),
