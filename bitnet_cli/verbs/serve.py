@@ -76,7 +76,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=30,
         metavar="SECONDS",
-        help="time for answers to end after SIGTERM or Ctrl-C; a second one ends them at once (default: %(default)s)",
+        help="time for answers to end after SIGTERM, SIGHUP or Ctrl-C; a second one ends them at once "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--max-body", type=at_least(1), metavar="MB", help="largest request (default: 1, 16 with images)"
@@ -85,14 +86,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-cache",
         type=at_least(1),
         metavar="MB",
-        help="most memory of all KV caches together (default: what is free)",
+        help="most memory of all KV caches together; requests beyond it wait (default: what is free)",
     )
     parser.add_argument(
         "--models-memory",
         type=at_least(1),
         metavar="MB",
-        help="most memory of all models together; others are loaded on request, in place of those that nobody uses "
-        "(default: three quarters of what is free)",
+        help="most memory of all models and adapters together; other models are loaded on request, in place of those "
+        "that nobody uses (default: three quarters of what is free)",
     )
 
 

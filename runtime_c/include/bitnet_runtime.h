@@ -535,8 +535,8 @@ BN_API bn_status bn_session_embed_embeddings(bn_session *session, const float *e
  * vector is the same bit for bit. All are checked, and memory is reserved for all, before any work;
  * so if one session is already cancelled, nothing is done (BN_ERR_CANCELLED). Cancelling any of
  * them stops the call at the next block of tokens; each session keeps what it has of its text
- * (bn_session_position), and the others can continue. So it is on BN_ERR_NUMERIC: the first session
- * without all of its text is that of the value. */
+ * (bn_session_position), and the others can continue. The same holds on BN_ERR_NUMERIC; the first
+ * session that lacks a part of its text is the one with the value that is not finite. */
 BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 
