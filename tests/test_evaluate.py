@@ -314,6 +314,9 @@ def test_files_that_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "a.txt").write_text("ab")
     script = scripted_model(tmp_path / "script", [b"y"], template=TEMPLATE, generation={"bos_token_id": 3})
     remedy = "beside the tokenizer.json of its source, and write the packed file again"
-    for file, message in ((script, "one window needs 65"), (small_model(tmp_path), remedy)):
+    for file, message in (
+        (script, "one window needs 65, or of conversations an answer within them; give more"),
+        (small_model(tmp_path), remedy),
+    ):
         assert bitnet("eval", file, "--data", tmp_path / "a.txt") == 1
         assert message in capsys.readouterr().err

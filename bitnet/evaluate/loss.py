@@ -154,7 +154,8 @@ def _within(limit: int, context: int, stride: int) -> int:
 
 def too_short(n_tokens: int, context: int) -> corpus.DataError:
     return corpus.DataError(
-        f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
+        f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or of conversations an answer "
+        "within them; give more text, or another --context"
     )
 
 
