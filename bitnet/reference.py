@@ -48,9 +48,10 @@ n_layers = 6
 ternary = ["q", "k", "v", "o", "gate", "up", "down"]
 ```
 
-`--steps`, `--minutes`, `--tokens` and `--tokens-per-parameter` take each other's place, and so do `--batch-tokens` and
-`--accumulate`. The one given last counts; two in one place are an error. With `--resume` the run has its own settings,
-and with `--from` those of another: see [train.md](train.md). `--json` prints what came out as one JSON object.
+`--steps`, `--minutes`, `--tokens` and `--tokens-per-parameter` are alternatives, and so are `--batch-tokens` and
+`--accumulate`. A flag replaces the one that a file or preset gives, and a file that of a preset. Two flags, or two in
+one file, are an error. With `--resume` the run has its own settings, and with `--from` those of another: see
+[train.md](train.md). `--json` prints the result as one JSON object.
 
 An option that is yes or no is a flag, `--compile`, and `--no-compile` takes back what a preset or file says. In a file
 it is `compile = true`.
