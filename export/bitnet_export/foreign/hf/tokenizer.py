@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_OF_MODEL = ("extra_special_tokens", "model_specific_special_tokens")  # as objects: tokens by name
+_EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
+_OF_MODEL = (_EXTRA, "model_specific_special_tokens")  # as objects: tokens by name
 _MAX_ADDED = 1 << 16
 _VOCABULARIES = ("vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json", "spiece.model", "sentencepiece.bpe.model")
 
@@ -45,8 +46,9 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
         return None, None, read_generation(folder, vocab_size, None, {}, assumptions), assumptions
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    named = _named(folder, config)
-    _add_tokens(tokenizer, folder, config, named)
+    given = _given(folder, config)
+    named = _named(folder, config, given)
+    _add_tokens(tokenizer, folder, given, named)
     definition = json.loads(tokenizer.to_str())
     model_type = folder.json("config.json").get("model_type")
     assumptions += apply_class(definition, config, model_type, f"{folder.path}/tokenizer_config.json")
@@ -103,13 +105,22 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
 # ---- added and special tokens ----
 
 
-def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
+def _given(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json, with the special_tokens_map.json of older folders, as transformers joins them."""
+    given = dict(config)
+    if _OLD_EXTRA in given and not given.get(_EXTRA):
+        given[_EXTRA] = given.pop(_OLD_EXTRA)
+    said = {} if "added_tokens_decoder" in config else folder.json("special_tokens_map.json")
+    both = [each for each in (given.get(_EXTRA), said.get(_EXTRA)) if isinstance(each, list)]
+    given |= {name: value for name, value in said.items() if value}
+    return given | ({_EXTRA: [token for each in both for token in each]} if both else {})
+
+
+def _named(folder: Folder, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """bos_token and the like, and those of this model alone, in the order in which transformers adds them.
 
     Each is a text, or an object with its content and matching rules.
     """
-    found = {} if "added_tokens_decoder" in config else folder.json("special_tokens_map.json")
-    given = {**config, **{name: value for name, value in found.items() if value}}
     named = {name: given[name] for name in _NAMED if given.get(name)}
     of_model = [each if isinstance(each := config.get(key), dict) else {} for key in _OF_MODEL]
     named |= of_model[0]
@@ -121,15 +132,15 @@ def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+def _add_tokens(tokenizer: Tokenizer, folder: Folder, given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """Add the tokens that tokenizer.json lacks. Raises SourceError if their ids would differ from the declared ones."""
-    declared = config.get("added_tokens_decoder")
-    legacy = folder.json("added_tokens.json") if declared is None else {}
+    declared = given.get("added_tokens_decoder")
+    lists = [each if isinstance(each := given.get(key), list) else [] for key in (_EXTRA, _OLD_EXTRA)]
     if declared is None:
-        texts = {_text(value) for value in named.values()}
+        texts = {_text(value) for value in (*named.values(), *lists[0])}
         declared = {
-            str(token): {"content": text, "normalized": text not in texts, "special": text in texts}
-            for text, token in legacy.items()
+            str(token): {"content": text, "special": text in texts}
+            for text, token in folder.json("added_tokens.json").items()
         }
     if not isinstance(declared, dict) or len(declared) > _MAX_ADDED:
         raise SourceError(f"{folder.path}: added_tokens_decoder is not an object of at most {_MAX_ADDED} tokens")
@@ -141,8 +152,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any],
         ids[_text(value)] = int(key)
         tokens.append(_added(value))
     known = set(ids) | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    extra = (config.get(key) for key in ("extra_special_tokens", "additional_special_tokens"))
-    more = [*named.values(), *next((each for each in extra if isinstance(each, list) and each), [])]
+    more = [*named.values(), *(lists[0] or lists[1])]
     if len(more) > _MAX_ADDED:
         raise SourceError(
             f"{folder.path}: tokenizer_config.json adds {len(more)} tokens, expected at most {_MAX_ADDED}"
