@@ -76,6 +76,7 @@ def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
         {"image_token": "<x>"},
         {"additional_special_tokens": ["<y>"], "extra_special_tokens": {"image_token": "<x>"}},
         {"model_specific_special_tokens": {"tool_token": "<y>"}},
+        {"added_tokens_decoder": {"601": {"content": "<x>", "rstrip": True, "special": True}}, "pad_token": "<x>"},
     ],
 )
 def test_special_tokens_of_one_model_alone(config: dict[str, Any], tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_special_tokens_of_one_model_alone(config: dict[str, Any], tmp_path: Pat
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"), **config)
     (definition, _, generation, _), theirs = of_folder(Folder(folder)), AutoTokenizer.from_pretrained(folder)
-    same(runtime(definition, generation), theirs, ["a<x>b", "<y> <x>", "<|endoftext|><y>"])
+    same(runtime(definition, generation), theirs, ["a<x> b", "<y> <x>", "<|endoftext|><y>"])
     named = {name: text for name, text in theirs.special_tokens_map.items() if name.endswith("_token")}
     assert generation["special_tokens"] == named
 
@@ -103,6 +104,7 @@ def test_what_goes_around_a_text_is_that_of_tokenizer_json(
     definition, _, generation, assumptions = of_folder(Folder(folder))
     expected = AutoTokenizer.from_pretrained(folder)("Hello world")["input_ids"]
     assert runtime(definition, generation).encode("Hello world") == expected
+    assert ("bos_token_id" in generation) == template.startswith("{0}")
     has = {f"add_{role}_token": f"{{{i}}}" in template for i, role in enumerate(("bos", "eos"))}
     told = [line.split()[0] for line in assumptions if "but tokenizer.json counts, as in transformers 5" in line]
     assert told == [name for name in said if said[name] != has[name]]
@@ -210,10 +212,10 @@ def test_generation_config_and_templates(tmp_path: Path) -> None:
     _, template, _, assumptions = of_folder(Folder(folder))
     assert template == "d" and any("named default is used, not tool_use" in line for line in assumptions)
     (folder / "chat_template.jinja").write_text("")
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 1000]}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0, 1000, "7"]}')
     _, _, generation, assumptions = of_folder(Folder(folder))
-    assert generation["eos_token_ids"] == [2, eot]
-    assert any("expected token ids below 1000" in line for line in assumptions)
+    assert generation["eos_token_ids"] == [0, 2, eot]
+    assert any("was left out: 1000, '7', expected token ids below 1000" in line for line in assumptions)
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     _, _, generation, _ = of_folder(Folder(folder))
     assert (generation["temperature"], generation["top_k"]) == (0.6, 20)
@@ -249,6 +251,10 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
     assert any("also ends at <|eot_id|>, which the chat template writes" in line for line in assumptions)
     foreign.save(folder, words, eos_token="<|end_of_text|>")
     assert of_folder(Folder(folder))[2]["eos_token_ids"] == [words.token_to_id("<|end_of_text|>")]
+    plain = Tokenizer.from_str(foreign.byte_level("gpt-2").to_str())
+    plain.add_tokens(["<|eot_id|>"])  # a text may have it
+    foreign.save(folder, plain, eos_token="<|endoftext|>", chat_template=template)
+    assert of_folder(Folder(folder))[2]["eos_token_ids"] == [plain.token_to_id("<|endoftext|>")]
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:

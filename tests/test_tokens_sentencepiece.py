@@ -44,7 +44,8 @@ def test_a_sentencepiece_model_gives_the_tokens_of_sentencepiece(tmp_path: Path)
 def test_a_llama_that_is_not_legacy_is_as_in_transformers(tmp_path: Path) -> None:
     """Except that transformers loses a space at the beginning of a text, and SentencePiece does not."""
     folder = foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **LLAMA2, legacy=False)
-    definition, _, generation, _ = of_folder(Folder(folder))
+    definition, _, generation, assumptions = of_folder(Folder(folder))
+    assert "a text begins with a space, what follows a special token does not (`legacy`)" in assumptions
     ours, theirs = runtime(definition, generation), spm()
     samples = [text for text in texts(["<s>", "</s>", "<unk>"], 24) if text[:1] not in (" ", "▁")]
     same(ours, AutoTokenizer.from_pretrained(folder), samples)
