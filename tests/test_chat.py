@@ -136,6 +136,7 @@ def test_parts_of_messages_never_join_to_a_special_token(template: str, content:
         "{{ c == '<think>' }}{{ c != c + '' }}{{ c in [c + ''] }}{{ {c: 1}[c ~ ''] }}{{ ('x' + c).index('<') }}",
         "{{ c.partition('</think>') | list }}{{ c.rsplit('<', 1) }}{{ c.splitlines() }}{{ c.split() }}",
         "{{ c.strip('<>') }}|{{ c.lstrip('<') }}|{{ c.rstrip('<>') }}|{{ c.removeprefix('<think>') }}|{{ c | trim }}",
+        "{{ c.rsplit() }}{{ c.rsplit(none, 1) }}{{ c.rpartition('<') | list }}{{ c.removesuffix('>') }}{{ c > '<a' }}",
         "{{ c | replace('<', '[') }}{{ c.replace('<think>', '', 1) }}{{ c | upper }}{{ c | tojson }}",
         "{{ c | string | reverse }}{{ c | truncate(9, true) }}{{ c | list | length }}{{ [c] }}{{ c is lower }}",
     ],
@@ -200,6 +201,8 @@ def test_a_hostile_template_is_stopped(name: str) -> None:
 def test_an_error_names_line_reason_and_roles() -> None:
     with pytest.raises(TemplateError, match=r"in line 2: roles must alternate; the roles given were user, user"):
         render("a\n{{ raise_exception('roles must alternate') }}", HELLO * 2)
+    with pytest.raises(TemplateError, match=r"in line 1: TemplateError; the roles given were user"):
+        render("{{ raise_exception('') }}")
     with pytest.raises(TemplateError, match=r"broken in line 3.*; correct it, or give another"):
         render("a\n\n{% endfor %}")
 
@@ -235,6 +238,9 @@ def test_odd_messages() -> None:
         deep = [deep]
     with pytest.raises(BitnetError):
         render(TEMPLATE, [{"role": "user", "content": deep}])
+    for template, half in ((TEMPLATE, "\ud800"), (r"{{ '\ud800' }}", "x")):
+        with pytest.raises(InvalidParameterError, match="not valid Unicode"):
+            render(template, [{"role": "user", "content": half}])
     assert render(TEMPLATE, [{"role": "wizard", "content": ""}]).startswith("<|wizard|>")
     assert render(TEMPLATE, [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]).count("hi") == 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bitnet_runtime import Model
 from bitnet_runtime.answers.answer import Answer
-from bitnet_runtime.chat.thoughts import Begun, ThoughtReader
+from bitnet_runtime.chat.thoughts import Begun, ThoughtReader, are_written
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 from talks import piped, prompts
 from tool_models import ASK, CALL, TOOLS, calling_model
@@ -64,6 +64,20 @@ READ: list[tuple[str, bool, str, str]] = [
 def test_what_is_thought_and_what_is_said(text: str, opened: bool, thought: str, said: str) -> None:
     for step in (1, 2, 3, 7, 1000):
         assert split(text, Begun(opened), step) == (thought, said), step
+
+
+def test_a_reader_knows_what_follows() -> None:
+    reader, found = ThoughtReader(Begun(True)), []
+    for text in ("", "a", "</think>", "\n", "b"):
+        reader.push(text)
+        found.append((reader.thinks, reader.answers))
+    assert found == [(True, False)] * 2 + [(False, True)] * 3
+
+
+@pytest.mark.parametrize("template", ["<think>", "{{ messages[0].content.split('</think>')[-1] }}", ""])
+def test_one_tag_in_a_template_makes_no_thoughts(template: str) -> None:
+    assert not are_written(template)
+    assert are_written(f"{template}{THINKS}")
 
 
 PARTS = ["<think>", "</think>", "<", "think", ">", "/", " ", "\n", "a", "é"]
