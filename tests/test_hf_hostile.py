@@ -11,7 +11,9 @@ import pytest
 
 import hf_models
 from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.hf.folder import Folder
 from bitnet_export.foreign.hf.weights import Quantization
+from bitnet_export.foreign.source import SourceError
 from hf_refused import edit, refused
 
 
@@ -70,6 +72,13 @@ def test_no_config(tmp_path):
 def test_bad_json(folder, content, message):
     (folder / "config.json").write_bytes(content)
     refused(folder, message)
+
+
+def test_a_file_may_be_as_large_as_its_limit(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert Folder(tmp_path).read("a", 3) == b"abc"
+    with pytest.raises(SourceError, match="a is larger than 2 bytes"):
+        Folder(tmp_path).read("a", 2)
 
 
 @pytest.mark.parametrize(
