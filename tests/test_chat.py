@@ -238,7 +238,7 @@ def test_odd_messages() -> None:
         deep = [deep]
     with pytest.raises(BitnetError):
         render(TEMPLATE, [{"role": "user", "content": deep}])
-    for template, half in ((TEMPLATE, "\ud800"), (r"{{ '\ud800' }}", "x")):
+    for template, half in ((TEMPLATE, "\ud800"), (r"{{ '\ud800' }}", "x"), ("\ud800", "x")):
         with pytest.raises(InvalidParameterError, match="not valid Unicode"):
             render(template, [{"role": "user", "content": half}])
     assert render(TEMPLATE, [{"role": "wizard", "content": ""}]).startswith("<|wizard|>")

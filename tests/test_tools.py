@@ -64,6 +64,8 @@ def test_what_we_say_where_a_template_says_nothing() -> None:
         "<|user|><tool_response>\nrain\n</tool_response>\n<tool_response>\nrain\n</tool_response><|end|><|assistant|>"
     )  # fmt: skip
     assert prompt(TEMPLATE, ASK, None) == "<|user|>weather?<|end|><|assistant|>"
+    unknown = "{% if tools %}<functools>{% endif %}"  # calls that nothing here reads
+    assert prompt(unknown + TEMPLATE, system) == text
 
 
 def test_what_we_say_beside_the_parts_of_a_message() -> None:
