@@ -241,6 +241,8 @@ def test_odd_messages() -> None:
     for template, half in ((TEMPLATE, "\ud800"), (r"{{ '\ud800' }}", "x"), ("\ud800", "x")):
         with pytest.raises(InvalidParameterError, match="not valid Unicode"):
             render(template, [{"role": "user", "content": half}])
+    long = "x" * 600_000  # more than a template may make of nothing
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": long}], {}) == long
     assert render(TEMPLATE, [{"role": "wizard", "content": ""}]).startswith("<|wizard|>")
     assert render(TEMPLATE, [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]).count("hi") == 1
 
