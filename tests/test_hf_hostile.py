@@ -130,6 +130,9 @@ def test_no_weights(folder):
     )
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
     refused(folder, r"but model-00001-of-00002.safetensors, training_args.bin; shards want .*index.json beside them")
+    (folder / "a.bin").write_bytes(b"")
+    refused(folder, r"but model-00001-of-00002.safetensors, a.bin, training_args.bin; shards want")
+    (folder / "a.bin").unlink()
     (folder / "training_args.bin").rename(folder / "pytorch_model.bin")
     refused(folder, r"pytorch_model.bin is no checkpoint of tensors alone that torch.save wrote")
     for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,17 @@ def test_the_weights_of_the_old_form_stay_in_the_file(tmp_path: Path, monkeypatc
         assert np.array_equal(entry.floats().all(), tensor.float().numpy())
     monkeypatch.setattr(pickled, "_parts", lambda *_: {64: 1})
     with pytest.raises(SourceError, match=r"is not where the directory of the file has it; write it again"):
+        open_pickled(Folder(tmp_path))
+
+
+def test_a_file_that_is_compressed(tmp_path: Path) -> None:
+    """Random data do not get smaller, so that their sizes do not tell."""
+    whole, file = tmp_path / "whole", tmp_path / "pytorch_model.bin"
+    torch.save({"x": torch.randn(1000, generator=torch.Generator().manual_seed(0))}, whole)
+    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        for each in given.infolist():
+            made.writestr(each.filename, given.read(each))
+    with pytest.raises(SourceError, match="is compressed, or has parts"):
         open_pickled(Folder(tmp_path))
 
 
