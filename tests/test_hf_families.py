@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file, save_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 import hf_families
 from bitnet.model.transformer import Transformer
 from bitnet_export.convert.incoming import open_source
+from bitnet_export.foreign.hf.configuration import windows
+from bitnet_export.foreign.hf.families import FAMILIES
 from bitnet_export.foreign.source import Floats, Source, SourceError
 from bitnet_export.packed import records
 
@@ -55,6 +57,7 @@ def test_what_transformers_computes(name: str, tmp_path: Path) -> None:
     with open_source(tmp_path / "model") as source:
         assert source.config.ternary == () and source.what.endswith("full-precision model: nothing of it is ternary")
         assert source.config.has_head != hf_families.is_encoder(name)
+        assert not any("is not known here" in line for line in source.assumptions)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 12}
@@ -90,6 +93,15 @@ def test_fields_count_where_transformers_reads_them(name: str, fields: dict[str,
     edit(tmp_path, **fields)
     plain = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if "moe" in name else {})
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path, **plain).eval(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config, Qwen3MoeConfig])
+def test_the_window_of_a_qwen_is_off_unless_it_is_switched_on(kind: type[PretrainedConfig]) -> None:
+    values = {"sliding_window": 5, "num_hidden_layers": 2, "max_window_layers": 0}
+    family = FAMILIES[kind.__name__.replace("Config", "ForCausalLM")]
+    for said, window in (({}, None), ({"use_sliding_window": True}, 5)):
+        assert kind(**values, **said).sliding_window == window
+        assert windows(family.described(values | said, "config.json"))["sliding_window"] == (window or 0)
 
 
 @pytest.mark.parametrize("another", [False, True])
