@@ -167,3 +167,18 @@ def test_a_packed_table(packed, folder):
         assert source.config.head_format == "ternary"
         found = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
     assert np.array_equal(found.codes, change.codes) and found.scales == [0.25]
+
+
+def test_the_scale_of_codes_that_are_not_packed_counts(folder):
+    """As floats, whose own unit counts too."""
+    q = Key(0, 0, ROLE["q"], NONE, 0)
+    with open_source(folder) as source:
+        packed = source.load(q)
+
+    def change(tensors):
+        tensors["model.layers.0.self_attn.q_proj.weight"] = torch.from_numpy(packed.codes * np.float32(0.5))
+
+    edit_tensors(folder, change)
+    with open_source(folder) as source:
+        found = source.load(q)
+    assert np.array_equal(found.codes, packed.codes) and found.scales == packed.scales / 2
