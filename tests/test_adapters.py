@@ -16,7 +16,7 @@ from bitnet_export.packed.writer import Encoded, write_packed
 from bitnet_runtime import Model, ModelFormatError, SessionFileError
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.machine import available_isas
-from bitnet_runtime.shape import digest_of
+from bitnet_runtime.shape import checksum_of, digest_of
 from packed_files import SMALL, as_stored
 from runtime_models import append_together
 
@@ -166,9 +166,20 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         Model.load(base, adapters=[tmp_path / "missing"])
     with pytest.raises(InvalidParameterError, match="two adapters have the name"):
         Model.load(base, adapters=[adapters[0], adapters[0]])
+    wrong: Any
+    for wrong in ({5: adapters[0]}, {"": adapters[0]}):
+        with pytest.raises(InvalidParameterError, match=r"an adapter has the name (5|''|\"\"), expected a text"):
+            Model.load(base, adapters=wrong)
+    for wrong in (str(adapters[0]), b"a", 5, None):
+        with pytest.raises(InvalidParameterError, match=r"adapters is .*, expected a list of files"):
+            Model.load(base, adapters=wrong)
+    with pytest.raises(InvalidParameterError, match="path has a zero byte, expected the name of a packed file"):
+        Model.load(base, adapters=["a\0b"])
     random_adapter(merged, tmp_path / "upon.bitnet")  # a model may have one of its own, and others upon it
     with Model.load(merged, adapters=[tmp_path / "upon.bitnet"]) as model:
         assert (logits(model, None) != logits(model, "upon")).any()
+        sums = [path.read_bytes()[60:64][::-1].hex() for path in (merged, tmp_path / "upon.bitnet")]
+        assert [model.checksum, checksum_of(model, "upon")] == sums
 
 
 def test_a_draft_of_the_model_changes_no_answer(tmp_path: Path) -> None:
