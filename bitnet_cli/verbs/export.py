@@ -99,13 +99,13 @@ def _check(args: argparse.Namespace, is_packed: bool) -> None:
     from bitnet_export.packed.reader import PackedFile
     from bitnet_export.packed.replacing import check_place, spare
 
-    packed = [args.checkpoint] * is_packed + [args.base] * bool(args.base)
-    for source in (args.checkpoint, *packed):
+    sources = [args.checkpoint, args.base] if args.base else [args.checkpoint]
+    for source in sources:
         spare(Path(source), Path(args.out), "adapter" if args.base else "model")
     check_place(Path(args.out))
     if not is_packed:
         from bitnet.train.checkpoint import there  # loads torch
 
         there(args.checkpoint)
-    for file in packed:
-        PackedFile.open(file)
+    for packed in sources if is_packed else sources[1:]:
+        PackedFile.open(packed)
