@@ -106,6 +106,33 @@ def test_a_client_with_all_places_leaves_others_their_share(scheduler: Scheduler
     assert "a5" not in begun
 
 
+def test_answers_of_a_request_that_nobody_reads_do_not_begin(scheduler: Scheduler) -> None:
+    """They would all go on together when it is read again, and others would wait for the end of most of them."""
+    begun: list[str] = []
+    behind = threading.Event()
+
+    class Read(Named):
+        @property
+        def waits(self) -> bool:
+            return behind.is_set()
+
+    many = [Read(f"many{i}", begun) for i in range(20)]
+    scheduler.submit(many)
+    wait(lambda: len(begun) == 4)
+    behind.set()
+    other = Named("other", begun)
+    scheduler.submit([other])
+    wait(lambda: other.pieces > 20)
+    assert scheduler.load == (5, 16)
+    many[0].cancelled = True  # it is the same when one has left
+    wait(many[0].closed.is_set)
+    wait(lambda pieces=other.pieces: other.pieces > pieces + 20)
+    assert scheduler.load == (4, 16)
+    other.may_end.set()
+    behind.clear()
+    wait(lambda: begun[-1] == "many4")
+
+
 def test_clients_take_turns_with_pieces(scheduler: Scheduler) -> None:
     """However many each of them has. So none waits for all the long texts of another."""
     begun: list[str] = []

@@ -138,7 +138,7 @@ def test_a_request_for_many_answers_leaves_places_to_others(slow: Serving) -> No
     with connect(slow, as_http(COMPLETE, LONG | {"n": 50, "max_tokens": 300})) as many:
         wait(lambda: slow.models["slow"].scheduler.load == (2, 48))
         assert post(slow, COMPLETE, {"prompt": [1] * 3, "max_tokens": 2})[0] == 200
-        assert slow.models["slow"].scheduler.load[1] > 20  # a few have ended meanwhile; behind all of them, it is 0
+        assert slow.models["slow"].scheduler.load[1] > 40  # a few have ended meanwhile; behind all of them, it is 0
         many.close()
     wait(lambda: idle(slow))
 

@@ -190,7 +190,7 @@ class Scheduler:
                 active = self._active
                 if active == self._full_with:
                     return
-                task = shares.next_of(self._queue, active, self._places)
+                task = shares.next_of(self._queue, self._running, active, self._places)
                 if task is None:
                     self._full_with = active
                     return

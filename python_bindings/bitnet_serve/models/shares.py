@@ -13,13 +13,18 @@ from collections.abc import Iterable, Sequence
 from bitnet_serve.models.task import Task
 
 
-def next_of(queue: Iterable[Task], active: Sequence[Task], places: int) -> Task | None:
-    """Which of those that wait begins beside those that run; None: it would pause at once.
+def next_of(queue: Iterable[Task], running: Iterable[Task], active: Sequence[Task], places: int) -> Task | None:
+    """Which of those that wait begins; None: it would pause at once. active: those running that take a place.
 
-    That of the client with the fewest tasks running, then of the request with the fewest, then the first.
+    That of the client with the fewest active tasks, then of the request with the fewest, then the first. But none of a
+    request whose reader is behind: he would not read it, and all its answers would go on together when he reads again.
     """
+    behind = {task.request for task in running if task.waits}
     clients, requests = Counter(task.client for task in active), Counter(task.request for task in active)
-    task = min(queue, key=lambda task: (clients[task.client], requests[task.request]))
+    able = (task for task in queue if task.request not in behind)
+    task = min(able, key=lambda task: (clients[task.client], requests[task.request]), default=None)
+    if task is None:
+        return None
     share = clients[task.client] + 1
     return task if sum(min(n, share) for n in clients.values()) < places else None
 
