@@ -288,10 +288,11 @@ BN_API const char *bn_kv_name(int32_t type);
 BN_API int32_t bn_default_threads(void);
 
 /* Measured limits of this machine, against which every speed is compared. threads: 1 to 256; 0 is
- * refused. bytes: size of the buffer to stream, at least 2 MiB; below 4x the last-level cache it
- * measures the cache. isa: tier name; NULL: the best, whatever BITNET_ISA says. Returns gigabytes
- * (1e9) read per second, or int8 multiply-adds (1e9) per second of the tier's dot-product loop with
- * all operands in registers. Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or BN_ERR_THREAD. */
+ * refused. bytes: size of the buffer to stream, at least 2 MiB and less than 1 TiB; below 4x the
+ * last-level cache it measures the cache. isa: tier name; NULL: the best, whatever BITNET_ISA says.
+ * Returns gigabytes (1e9) read per second, or int8 multiply-adds (1e9) per second of the tier's
+ * dot-product loop with all operands in registers. Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or
+ * BN_ERR_THREAD. */
 BN_API bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s);
 BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s);
 

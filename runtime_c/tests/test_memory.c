@@ -242,6 +242,14 @@ static void test_files(void) {
     CHECK_EQ(unlink(path), 0);
 }
 
+static void test_bandwidth(void) {
+    double rate = -1;
+    set_limit(RLIMIT_AS, 64 * MEGABYTE);
+    CHECK_EQ(bn_measure_read_bandwidth(1, ((uint64_t)1 << 40) - 1, &rate), BN_ERR_MEMORY);
+    set_limit(RLIMIT_AS, 0);
+    CHECK(rate == -1);
+}
+
 int main(void) {
     size_t size;
     uint8_t *file = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
@@ -259,6 +267,7 @@ int main(void) {
         test_session_under(model, RLIMIT_DATA, more, "RLIMIT_DATA");
     }
     test_files();
+    test_bandwidth();
 #endif
     test_plan(model);
     test_session_of_a_machine(model);

@@ -71,10 +71,9 @@ double bn_read_rate(bn_pool *pool, const uint8_t *bytes, size_t size) {
 
 bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s) {
     BN_STANDARD_FLOATS;
-    if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)BN_HUGE_PAGE)
+    if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)BN_HUGE_PAGE ||
+        bytes / BLOCK > UINT32_MAX) /* most items of a run */
         return BN_ERR_ARGUMENT;
-    if (bytes > SIZE_MAX - BN_HUGE_PAGE)
-        return BN_ERR_MEMORY;
     bn_pool *pool;
     const bn_status status = bn_pool_new(threads, &pool);
     if (status != BN_OK)
