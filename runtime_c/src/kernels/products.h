@@ -25,7 +25,8 @@ typedef struct bn_matmul {
 
 /* Converts integer sums of a product to floats, for outputs i < n of each token t:
  * v = (float)(acc[t * acc_stride + i] - q_sums[t]) * (scale / s[t]), plus bias[i];
- * y[t * y_stride + i] = v, or y[t * y_stride + i] += v * weight. */
+ * y[t * y_stride + i] = v, or y[t * y_stride + i] += v * weight. Where it does not accumulate, y
+ * may take the place of acc, with the same stride. */
 typedef struct bn_scaling {
     float *y;              /* [tokens][y_stride] */
     size_t y_stride;       /* in floats */

@@ -9,27 +9,32 @@
 
 static void check_scale_sums(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS), each = (int)below(t, 2);
+    const int in_place = below(t, 3) == 0; /* the tier's y is its acc */
     const size_t n = size_to(t, 300), tokens = size_to(t, 5);
-    bn_scaling a = {.y_stride = n + below(t, 9),
+    bn_scaling a = {.y_stride = n + (in_place ? 0 : below(t, 9)),
                     .acc = integers(t, tokens * n, 1 << 30),
                     .acc_stride = n,
                     .q_sums = below(t, 2) ? integers(t, tokens, 1 << 24) : NULL,
                     .s = floats(t, tokens, kind),
                     .scales = floats(t, each ? n : 1, kind),
                     .scale_each = each,
-                    .accumulate = (int)below(t, 2),
+                    .accumulate = !in_place && below(t, 2),
                     .bias = below(t, 2) ? floats(t, n, kind) : NULL,
                     .weight = random_float(t, kind),
                     .n = n,
                     .tokens = tokens};
     const size_t all = (tokens - 1) * a.y_stride + n;
-    const float *before = floats(t, all, kind);
+    const void *before = in_place ? (const void *)a.acc : floats(t, all, kind);
     float *y[2];
     for (int i = 0; i < 2; i++) {
-        a.y = y[i] = buffer(t, all * sizeof(float));
+        y[i] = buffer(t, all * sizeof(float));
         memcpy(y[i], before, all * sizeof(float));
-        (i ? t->scalar : t->tier)->vectors.scale_sums(&a);
     }
+    a.y = y[1];
+    t->scalar->vectors.scale_sums(&a);
+    a.y = y[0];
+    a.acc = in_place ? (const int32_t *)(const void *)y[0] : a.acc;
+    t->tier->vectors.scale_sums(&a);
     same_floats(t, y[0], y[1], all, "scale_sums"); /* including the gaps between tokens */
     done(t, "scale_sums");
 }
