@@ -13,9 +13,6 @@
 
 #include "pass.h"
 
-/* Bytes of a router that one thread reads in less time than waking the others takes. */
-enum { ALONE = 1 << 16 };
-
 typedef struct mixture {
     bn_pass *p;
     const bn_ffn *ffn;
@@ -53,9 +50,10 @@ static void route_rows(void *context, int32_t thread, size_t first, size_t end) 
         choose(m, thread, i);
 }
 
+/* Each thread routes rows of its own; for a single row, all share the router. */
 static void route(mixture *m) {
     bn_pass *p = m->p;
-    if (p->rows > 1 || m->ffn->router.bytes <= ALONE) {
+    if (p->rows > 1) {
         bn_each_row(p, route_rows, m);
         return;
     }
