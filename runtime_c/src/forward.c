@@ -169,6 +169,8 @@ void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
 
 /* Run the layers; only the first `answering` layers compute more than keys and values. */
 static bn_status run(bn_pass *p, uint32_t answering) {
+    const bn_operands *in = &p->w->in;
+    memset(in->scratch.skipped, 0, (size_t)bn_pool_threads(in->pool) * sizeof *in->scratch.skipped);
     bn_each_piece(p, NULL, enter);
     for (uint32_t i = 0; i < p->stack->config.n_layers && !stopped(p); i++) {
         const bn_layer *l = &p->stack->layers[i];

@@ -24,7 +24,7 @@ typedef struct bn_product_scratch {
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
     size_t lookup_rows; /* most rows of a block in lookup.c, whole panels */
-    uint64_t *skipped;  /* [threads] bytes of skipped lines */
+    uint64_t *skipped;  /* [threads] bytes of lines that a pass has skipped */
 } bn_product_scratch;
 
 /* Inputs of linears for B rows, and scratch memory to multiply them. */

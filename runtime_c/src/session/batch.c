@@ -149,7 +149,6 @@ static int is_long_text(const bn_batch *b) {
 static bn_status forward(const bn_batch *b) {
     const size_t threads = (size_t)bn_pool_threads(b->m->pool);
     bn_session *s = b->w->rows[0].session;
-    memset(b->w->in.scratch.skipped, 0, threads * sizeof *b->w->in.scratch.skipped);
     const bn_status status =
         bn_forward(b->m, b->stack, b->w, b->n, is_long_text(b) ? &s->cancelled : NULL);
     for (size_t i = 0; i < threads; i++)

@@ -176,8 +176,6 @@ static bn_status give_pooled(work *k, size_t n, float *out) {
 /* One turn. */
 static bn_status run(work *k, const float *pixels, size_t n, give *wanted, float *out) {
     bn_turn_begin(k->m); /* only for the threads: the workspace is the call's */
-    memset(k->w->in.scratch.skipped, 0,
-           (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.scratch.skipped);
     add_rows(k, pixels, n);
     bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, k->stop);
     if (!status)
