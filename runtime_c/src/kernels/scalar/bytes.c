@@ -21,8 +21,7 @@ static uint16_t float_to_half(float f) {
         return (uint16_t)(sign | (bits - 0x3F000000u));
     }
     bits += 0xFFFu + (bits >> 13 & 1u); /* round half to even */
-    const uint32_t half = (bits - 0x38000000u) >> 13;
-    return (uint16_t)(sign | (half > 0x7BFFu ? 0x7BFFu : half));
+    return (uint16_t)(sign | (bits - 0x38000000u) >> 13);
 }
 
 static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
