@@ -12,16 +12,16 @@
  * Prints a line about the model, then for each pass its seconds, and the GB/s read and 1e9 int8
  * multiply-adds per second measured right after it.
  */
-#define _GNU_SOURCE /* clock_gettime, posix_memalign */
+#define _GNU_SOURCE /* posix_memalign */
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "bitnet_runtime.h"
 #include "kernels/limits.h"
+#include "system/clock.h"
 
 enum { TEXT = 128, LOOK = 32 << 20, LOOKS = 40, BURST = 4000 };
 
@@ -52,12 +52,6 @@ static void *some(size_t count, size_t size) {
     if (!p)
         ok(BN_ERR_MEMORY, "");
     return p;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Rewinds when the context is full, which costs nothing. */
@@ -173,10 +167,10 @@ static void run(bench *b, void (*pass)(bench *), double seconds, bn_pool *pool,
     size_t at = 0;
     bn_kernels_select(&kernels, b->info.isa);
     pass(b); /* loads the file into memory and maps its pages */
-    for (const double end = now() + seconds; now() < end; at = (at + LOOK) % BUFFER) {
-        const double begin = now();
+    for (const double end = bn_seconds() + seconds; bn_seconds() < end; at = (at + LOOK) % BUFFER) {
+        const double begin = bn_seconds();
         pass(b);
-        const double took = now() - begin;
+        const double took = bn_seconds() - begin;
         const double read = bn_read_rate(pool, buffer + at, LOOK);
         bn_int8_rate(&kernels, pool, BURST / 10); /* wakes its threads */
         printf("%.9f %.4f %.3f\n", took, 1e-9 * read, 1e-9 * bn_int8_rate(&kernels, pool, BURST));

@@ -8,22 +8,14 @@
  * per second of the whole pass. The probability is at first the acceptance rate;
  * once the guess is made, the draft's confidence in it, calibrated by past outcomes.
  */
-#define _POSIX_C_SOURCE 200112L /* clock_gettime */
-
 #include "speculation.h"
 
-#include <time.h>
+#include <stddef.h>
 
 enum { REST = 64 };        /* passes without a guess before one is tried anyway */
 #define CREDIT 4.0         /* tokens whose time a draft may cost a text before it must pay off */
 #define DOUBT (1.0 / 4)    /* fraction of that after a draft was given up */
 #define MEMORY (31.0 / 32) /* decay of past outcomes per guess */
-
-double bn_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Disturbances only make a measurement longer, so a shorter one counts at once. */
 static void note(double *known, double seconds) {

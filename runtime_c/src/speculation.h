@@ -35,8 +35,6 @@ typedef struct bn_draft_budget {
     double drafting;    /* seconds spent making its guesses */
 } bn_draft_budget;
 
-double bn_seconds(void); /* of a monotonic clock */
-
 /* Record a measured time: of a pass of n rows or a round of n guesses; of a row of keeping up. */
 void bn_note_time(double *known, int32_t n, double seconds);
 void bn_note_catch_up(bn_timings *timings, double seconds);

@@ -4,11 +4,10 @@
  * The pool starts all threads within a microsecond or two, so the wall time of a run of
  * milliseconds is the time during which all of them work.
  */
-#define _GNU_SOURCE /* clock_gettime */
-
 #include "limits.h"
 
 #include "bitnet_runtime.h"
+#include "system/clock.h"
 #include "system/floats.h"
 #include "system/memory.h"
 #include "system/pages.h"
@@ -16,20 +15,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { PASSES = 6 };
 
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double seconds_of(bn_pool *pool, size_t items, size_t most, bn_task task, void *context) {
-    const double start = now_s();
+    const double start = bn_seconds();
     bn_pool_run(pool, items, most, task, context);
-    return now_s() - start;
+    return bn_seconds() - start;
 }
 
 /* --- Reading --- */

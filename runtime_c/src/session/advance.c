@@ -9,6 +9,7 @@
 #include "guess.h"
 #include "repeats.h"
 #include "sampler.h"
+#include "system/clock.h"
 
 /* The part of one text in a pass. */
 typedef struct item {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "forward.h"
+#include "system/clock.h"
 
 int bn_backlog_follows(const bn_session *s, int32_t position) {
     return s->stack->draft && s->drafted + s->pending == position;

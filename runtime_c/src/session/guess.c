@@ -16,6 +16,7 @@
 #include "head.h"
 #include "sampler.h"
 #include "screen.h"
+#include "system/clock.h"
 #include "turn.h"
 
 /* How many tokens of the vocabulary may be guessed: a quarter of a large one, as its sketch is most

@@ -6,6 +6,7 @@
 #include "advance.h"
 #include "choose.h"
 #include "sampler.h"
+#include "system/clock.h"
 
 enum { TOGETHER = 64 }; /* texts that go on unasked */
 

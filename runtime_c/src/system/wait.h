@@ -10,7 +10,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <time.h>
+
+#include "clock.h"
 
 #if defined(__linux__) && !defined(BN_NO_FUTEX)
 #define BN_FUTEX 1
@@ -57,22 +58,16 @@ static inline void bn_pause(void) {
 #endif
 }
 
-static inline int64_t bn_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* Spins for at most about BN_SPIN_NS while *word is `old`. Returns 1 if it changed. */
 static inline int bn_spin_while(const atomic_uint *word, unsigned old) {
-    const int64_t start = bn_now_ns();
+    const int64_t start = bn_nanoseconds();
     do {
         for (int i = 0; i < BN_PAUSES_PER_CLOCK; i++) {
             if (atomic_load_explicit(word, memory_order_acquire) != old)
                 return 1;
             bn_pause();
         }
-    } while (bn_now_ns() - start < BN_SPIN_NS);
+    } while (bn_nanoseconds() - start < BN_SPIN_NS);
     return 0;
 }
 
