@@ -8,9 +8,9 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__PCLMUL__)
 
-#include "attention.h"
 #include "blocks.h"
 #include "crc32.h"
+#include "float_kernels.h"
 #include "trits.h"
 
 /* GCC 12 would compute all products first and run out of registers for the sums. */

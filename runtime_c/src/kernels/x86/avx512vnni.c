@@ -10,7 +10,7 @@
 
 #define REGISTER_BITS 512
 #include "amx.h"
-#include "attention.h"
+#include "float_kernels.h"
 #include "grouped.h"
 #include "panels.h"
 #include "trit_stream.h"
