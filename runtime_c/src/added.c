@@ -87,9 +87,9 @@ bn_status bn_added_open(const bn_file *model, const bn_load_options *options,
     if (!*added)
         return BN_ERR_MEMORY;
     for (*n = 0; *n < options->n_adapters && !status; ++*n) {
-        status =
-            open_one(model, options->adapters[*n], options, kernels, pool, *added + *n, detail);
-        name(status, *n + 1, detail);
+        bn_added *one = *added + *n;
+        status = open_one(model, options->adapters[*n], options, kernels, pool, one, detail);
+        status = name(status, *n + 1, detail);
     }
     return status;
 }
