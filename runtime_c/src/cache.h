@@ -15,8 +15,10 @@ struct bn_pass;
 
 enum {
     BN_CHUNK_KEYS = 256, /* keys per chunk; fixed, because results depend on it */
-    BN_BLOCK_KEYS = 64   /* positions per block; divides BN_CHUNK_KEYS */
+    BN_BLOCK_KEYS = 64   /* positions per block */
 };
+_Static_assert(BN_CHUNK_KEYS % BN_BLOCK_KEYS == 0 && BN_BLOCK_KEYS % (int)BN_LANES == 0,
+               "a chunk has whole blocks, a block whole tiles of keys");
 
 static inline void bn_fetch(const void *p, size_t bytes) {
     enum { LINE = 64 };

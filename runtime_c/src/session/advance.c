@@ -87,13 +87,14 @@ static int32_t room_of(const pass *p) {
     return (int32_t)bn_min(rows, scores);
 }
 
-/* Guesses that a text wants and can use, within `room`. */
+/* Guesses that a text wants and can use, within `room`: their states and that of the token before
+ * them must fit the backlog, if it has one. */
 static int32_t most_guesses(const bn_entry *entry, int32_t room) {
     const bn_session *s = entry->session;
     int32_t most = bn_smaller(room, entry->most - 1);
     most = bn_smaller(most, s->n_ctx - s->position - 1);
     most = bn_smaller(most, s->batch - 1);
-    return s->stack->draft ? bn_smaller(most, BN_GUESSES - 1) : most;
+    return s->stack->draft ? bn_smaller(most, BN_BACKLOG - 1) : most;
 }
 
 static void take_callers(item *i, int32_t *room) {

@@ -57,6 +57,7 @@ bn_status bn_session_append_prefix(bn_session *s, const int32_t *tokens, const f
 
 bn_status bn_session_repeat(bn_session *s, int32_t n) {
     enum { FIRST = BN_REPEATED };
+    _Static_assert((int)BN_REPEATED == BN_BLOCK_KEYS, "the cache repeats its first block");
     if (!s || n < FIRST)
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))

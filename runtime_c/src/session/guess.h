@@ -10,6 +10,8 @@
 #include "workspace.h"
 
 enum { BN_GUESSES = 16, BN_GUESSERS = 32 };
+_Static_assert((int)BN_GUESSES <= BN_TIMED_ROWS && (int)BN_GUESSERS <= BN_TIMED_ROWS,
+               "speculation.c plans for no more guesses or texts");
 
 /* A text, and at most `most` guesses of what follows `token`, its next token. */
 typedef struct bn_guesses {

@@ -62,6 +62,7 @@ enum {
     PASS_ROWS = PRODUCT_ROWS / PRODUCT_TILES,
     STEP_REACH = PRODUCT_TILES * BN_TERNARY_TILE_K * 127 /* largest sum of a step's tiles */
 };
+_Static_assert(4 * TABLE_BYTES <= BN_LOOKUP_TABLES, "the sums come after the tables");
 
 /* Words of four columns, one per token, from rows of 16 columns: transposes blocks of 4 x 4
  * words. */
