@@ -606,8 +606,9 @@ BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
 /* Stop what this session does: from any thread, at any time before it is freed. From then on
  * append, score, embed, sample, step and the batch functions fail with BN_ERR_CANCELLED before any
- * work. A running one ends after its current block of tokens (bn_session_options.batch; up to 512
- * for texts embedded together), with BN_ERR_CANCELLED unless that was the last. This lasts until
+ * work. A running one ends after its current block of tokens, with BN_ERR_CANCELLED unless that was
+ * the last. A block has bn_session_options.batch tokens; of bidirectional texts embedded together
+ * up to 512, or more if a session of the model has a larger n_ctx or batch. This lasts until
  * bn_session_rewind is called, with any n that it accepts, such as the current position. What the
  * session holds can still be read. */
 BN_API void bn_session_cancel(bn_session *session);
