@@ -89,27 +89,6 @@ class _Text(str):
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
 
-    def __len__(self) -> int:
-        return len(self._plain)
-
-    def __hash__(self) -> int:
-        return hash(self._plain)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._plain == _unmarked(other))
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self._plain != _unmarked(other))
-
-    def __lt__(self, other: str) -> bool:
-        return bool(self._plain < _unmarked(other))
-
-    def __gt__(self, other: str) -> bool:
-        return bool(self._plain > _unmarked(other))
-
-    def __contains__(self, other: Any) -> bool:
-        return bool(_unmarked(other) in self._plain)
-
     def __add__(self, other: Any) -> str:
         return _Text(str.__add__(self, other))
 
@@ -144,7 +123,9 @@ class _Text(str):
         return tuple(self._cut(self._plain.rpartition(_unmarked(sep))))
 
     def replace(self, old: str, new: str, count: Any = -1) -> str:
-        return _Text(new.join(self.split(old, count)) if old else str.replace(self, old, new, count))
+        if old:
+            return _Text(new.join(self.split(old, count)))
+        return _Text(re.sub(f"(?!{MARK})", lambda _: new, self, count=max(count, 0))) if count else self
 
     def lstrip(self, chars: str | None = None) -> str:
         return self[len(self) - len(self._plain.lstrip(_unmarked(chars))) :]
@@ -172,8 +153,9 @@ def _look(name: str) -> Any:
     return look
 
 
+_COMPARE = ("__hash__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__len__")
 _LOOKS = ("startswith", "endswith", "find", "rfind", "index", "rindex", "count")
-for _name in (*_LOOKS, *(name for name in dir(str) if name.startswith("is"))):
+for _name in (*_COMPARE, *_LOOKS, *(name for name in dir(str) if name.startswith("is"))):
     setattr(_Text, _name, _look(_name))
 
 
