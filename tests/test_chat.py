@@ -134,7 +134,7 @@ def test_parts_of_messages_never_join_to_a_special_token(template: str, content:
         "{% macro f(x) %}{{ x }}!{% endmacro %}{{ '</think>!' in f(c) }}{{ f(c).split('</think>') | length }}",
         "{% set x %}a{{ c }}{% endset %}{{ x.split('<think>')[0] }}{{ x | length }}{{ (c ~ c + '%s' % c) | length }}",
         "{{ c == '<think>' }}{{ c != c + '' }}{{ c in [c + ''] }}{{ {c: 1}[c ~ ''] }}{{ ('x' + c).index('<') }}",
-        "{{ c.partition('</think>') | list }}{{ c.rsplit('<', 1) }}{{ c.splitlines() }}{{ c.split() }}",
+        "{{ c.partition('</think>') | list }}{{ c.rsplit('<', 1) }}{{ c.splitlines() }}{{ c.split(none, 1) }}",
         "{{ c.strip('<>') }}|{{ c.lstrip('<') }}|{{ c.rstrip('<>') }}|{{ c.removeprefix('<think>') }}|{{ c | trim }}",
         "{{ c.rsplit() }}{{ c.rsplit(none, 1) }}{{ c.rpartition('<') | list }}{{ c.removesuffix('>') }}",
         "{{ c | replace('<', '[') }}{{ c.replace('<think>', '', 1) }}{{ c | upper }}{{ c | tojson }}",

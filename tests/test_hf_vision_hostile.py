@@ -233,6 +233,7 @@ def test_a_size_of_one_number_is_as_in_transformers(
         (PIXELS, {"resample": 2}, 0.5, 0.5, ("stretch", "bilinear")),
         (PIXELS, {"image_mean": [0.1] * 3, "image_std": [0.2] * 3}, 0.1, 0.2, SQUARE),
         (PIXELS, {"do_normalize": False}, 0.0, 1.0, SQUARE),
+        (PIXELS, {"do_resize": False}, 0.5, 0.5, SQUARE),
         # 0 to 255 less 127.5, by 127.5: pixels from 0 to 1 less 0.5, by 0.5
         (PIXELS, {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, 0.5, 0.5, SQUARE),
         (PIXELS, {"size": 17, "do_center_crop": True, "crop_size": {"height": 17, "width": 17}}, 0.5, 0.5, MIDDLE),
@@ -244,12 +245,15 @@ def test_pictures_that_can(
     file: str, said: dict[str, Any], mean: float, std: float, pictures: tuple[str, str], model: Callable[[str], Path]
 ) -> None:
     folder = model("siglip")
+    with open_source(folder) as source:
+        assert any("the folder has no preprocessor_config.json" in line for line in source.assumptions)
     (folder / file).write_text(json.dumps(said))
     with open_source(folder) as source:
         vision = source.config.stacks[1]
         assert vision.pixel_mean == pytest.approx((mean,) * 3) and vision.pixel_std == pytest.approx((std,) * 3)
         assert tuple(source.generation["pictures"].values()) == pictures
         assert not any("preprocessor_config" in line for line in source.assumptions)
+        assert any("do_resize is false" in line for line in source.assumptions) == ("do_resize" in said)
 
 
 @pytest.mark.parametrize("name", ["siglip", "clip", "vit", "paligemma 2"])
