@@ -144,6 +144,7 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
         seen = source_model.build(teacher, teacher.config)[0].hidden((picture - theirs) / their_std)
         expected = lacking(model.vision.hidden(told[-1]), seen[:, 1:])
     assert found == pytest.approx(float(expected), rel=1e-4)  # pixels are rounded once more in fp32
+    assert not distillation(start(PALIGEMMA), model, distill_features=1.0).reads, "of a decoder only its eyes compute"
 
 
 @pytest.mark.parametrize(
