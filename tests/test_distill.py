@@ -59,6 +59,15 @@ def test_a_teacher_with_another_tokenizer() -> None:
         )
 
 
+def test_a_token_that_the_text_may_bring_is_refused_once_it_is_read() -> None:
+    source, words = start(), tokenizer.build("byte", [], 257)
+    source.words.add_tokens(["<more>"])
+    settings = Settings(device="cpu", source="x", quantize_warmup=0.5, distill=0.5)
+    distill.check_early(source, settings, words, source.config)
+    with pytest.raises(source_model.SourceModelError, match="its token '<more>' has the id 257, in the source there"):
+        distill.check_reads(source, settings, words.get_vocab(), source.config)
+
+
 def test_a_teacher_with_a_shorter_context() -> None:
     with pytest.raises(source_model.SourceModelError, match="takes 32 tokens, a sequence has 64; lower --context"):
         distillation(start(max_context=32), student(start()), distill=0.5)
@@ -207,8 +216,9 @@ def test_relations_are_the_same_under_bf16() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"n_layers": 3, "n_heads": 4, "head_dim": 12, "n_kv_heads": 2}])
 def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
-    """For the source itself and a teacher with other layers, heads and widths; only the student gets gradients."""
-    source, teacher = start(), start(seed=0 if not changes else 1, **changes)
+    """For the source itself and a teacher with other layers, heads, widths and rows; only the student gets
+    gradients."""
+    source, teacher = start(vocab_size=260 if changes else 257), start(seed=1 if changes else 0, **changes)
     model, inputs = student(source), tokens()
     targets = inputs.clone()
     targets[:, :5] = -100
@@ -240,7 +250,7 @@ def test_relations_of_a_causal_model_have_no_prefix() -> None:
 
 @pytest.mark.parametrize(("layer", "window"), [(1, 0), (2, 4)])
 def test_relations_are_within_the_window_of_their_layer(layer: int, window: int) -> None:
-    source = start(sliding_window=4, global_every=2)
+    source = start(n_layers=3, sliding_window=4, global_every=3)
     model, inputs = student(source), tokens()
     distilled = distillation(start(seed=1), model, distill_relations=0.5, distill_layer=layer)
     found = distilled.terms(model(inputs), inputs, inputs)["relations"] / inputs.numel()

@@ -45,9 +45,9 @@ def student(source: Start) -> Transformer:
     return source_model.build(source, of_source(source.config)[1])[0]
 
 
-def distillation(teacher: Start, model: Transformer, **options: Any) -> Distillation:
+def distillation(source: Start, model: Transformer, **options: Any) -> Distillation:
     settings = Settings(device="cpu", source="x", quantize_warmup=0.5, **options)
-    return Distillation(teacher, settings, model, tokenizer.build("byte", [], 257))
+    return Distillation(source, settings, model, tokenizer.build("byte", [], 257))
 
 
 def batch(config: ModelConfig) -> tuple[Tensor, ...]:
@@ -147,6 +147,12 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
     assert not distillation(start(PALIGEMMA), model, distill_features=1.0).reads, "of a decoder only its eyes compute"
 
 
+def test_a_teacher_of_words_alone_may_see_otherwise() -> None:
+    other, model, (inputs, *told) = PALIGEMMA.replace(vision={"dim": 40}), student(start(PALIGEMMA)), batch(PALIGEMMA)
+    distilled = distillation(start(other), model, distill=1.0)
+    assert distilled.terms(model(inputs, *told), inputs, inputs, *told).keys() == {"divergence"}
+
+
 @pytest.mark.parametrize(
     ("teacher", "options", "message"),
     [
@@ -159,8 +165,9 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
     ],
 )  # fmt: skip
 def test_teachers_that_are_refused(teacher: ModelConfig, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SourceModelError, match=message):
-        distillation(start(teacher, words=teacher.input != "images"), student(start(PALIGEMMA)), **options)
+    source, model = start(teacher, words=teacher.input != "images"), student(start(PALIGEMMA))
+    with pytest.raises(SourceModelError, match=f"^--teacher t:? {message}"):
+        distillation(source, model, teacher="t", **options)
 
 
 @pytest.mark.parametrize("options", [{"lora": 2}, {"vision": "y", "freeze_vision": True}])
