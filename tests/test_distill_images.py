@@ -78,23 +78,23 @@ def test_divergence_of_pairs_by_hand() -> None:
         model.similarity.log_scale.zero_(), model.similarity.bias.zero_()
     eye, other = torch.eye(2), torch.tensor([[0.6, 0.8], [0.0, 1.0]])
     taught, ours = torch.cat([eye, eye]), torch.cat([eye, other])  # texts, and behind them images
-    p, q = (1 / (1 + math.exp(-x)) for x in (1.0, 0.0))  # of a teacher's logit of 1, 0
     model.requires_grad_(False)
-    found = divergence_of_pairs(model, ours, model, taught, "sigmoid", 1.0)
     pairs = [(1.0, 0.6), (0.0, 0.8), (0.0, 0.0), (1.0, 1.0)]  # logits of teacher and student
 
     def kl(a: float, b: float) -> float:
         x, y = (1 / (1 + math.exp(-v)) for v in (a, b))
         return x * math.log(x / y) + (1 - x) * math.log((1 - x) / (1 - y))
 
-    assert p > q and float(found) == pytest.approx(sum(kl(a, b) for a, b in pairs), rel=1e-5)
-    tables = torch.tensor([[0.6, 0.8], [0.0, 1.0]]), eye
-    ways = sum(
-        float((b.softmax(-1) * (b.log_softmax(-1) - a.log_softmax(-1))).sum())
-        for a, b in (tables, tuple(t.T for t in tables))
-    )
-    found = divergence_of_pairs(model, ours, model, taught, "softmax", 1.0)
-    assert float(found) == pytest.approx(ways / 2, rel=1e-5)
+    for t in (1.0, 2.0):
+        found = divergence_of_pairs(model, ours, model, taught, "sigmoid", t)
+        assert float(found) == pytest.approx(t * t * sum(kl(a / t, b / t) for a, b in pairs), rel=1e-5)
+        tables = torch.tensor([[0.6, 0.8], [0.0, 1.0]]) / t, eye / t
+        ways = sum(
+            float((b.softmax(-1) * (b.log_softmax(-1) - a.log_softmax(-1))).sum())
+            for a, b in (tables, tuple(table.T for table in tables))
+        )
+        found = divergence_of_pairs(model, ours, model, taught, "softmax", t)
+        assert float(found) == pytest.approx(t * t * ways / 2, rel=1e-5)
     assert divergence_of_pairs(model, taught, model, taught, "softmax", 2.0).abs() < 1e-6
 
 

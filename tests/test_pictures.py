@@ -104,6 +104,8 @@ def test_pictures_are_kept_once_and_exactly(tmp_path: Path) -> None:
     assert made.owners.tolist() == [[0, 0], [1, 1], [2, 0], [3, 1], [3, 2]]
     for picture, name in zip(made.pixels, ("2.png", "0.png", "1.png"), strict=True):
         assert (picture.transpose(1, 2, 0) == np.asarray(Image.open(tmp_path / name))).all()
+    words = kept(lines(tmp_path, "words.jsonl", [{"suffix": "c"}]), tmp_path / "words")
+    assert words.pixels.shape == (0, 3, 8, 8) and words.owners.shape == (0, 2)
     sent = pickle.loads(pickle.dumps(made))
     assert (sent.pixels == made.pixels).all() and sent.digest == made.digest and isinstance(sent.pixels, np.memmap)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
@@ -153,6 +155,10 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         DataError, match=r"^2 of 20 records cannot be used: .*, line 4: .*3\.png: .*, line 6: .*5\.png: "
     ):
         kept(lines(tmp_path, "broken.jsonl", rows), tmp_path / "run")
+    for i in range(6, 16):
+        (tmp_path / f"{i}.png").write_bytes(bytes([i]))
+    with pytest.raises(DataError, match=r"^10 of 14 records cannot be used"):
+        kept(tmp_path / "broken.jsonl", tmp_path / "run")
     many = lines(tmp_path, "many.jsonl", [*rows[:3], *[{"image": f"no-{i}.png", "caption": "x"} for i in range(20)]])
     with pytest.raises(DataError, match=r"^10 of 13 records cannot be used") as error:
         list(picture_files.read([str(many)]))
