@@ -175,12 +175,17 @@ def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: P
     folder = published.save(tmp_path / "masters")
     words = tokenizer.build("byte", [], 257)
     words.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     start = read_start(str(folder))
     settings, config = start.defaults()
     assert start.config.ternary == TERNARY_LINEARS == config.ternary and "float masters" in start.what
+    assert start.template == "{{ messages }}"
     assert settings["quantize_warmup"] == 0.0 and config.sub_norm
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(start.weights["layers.1.down.weight"], published.tensors[name].float())
+    assert start.writes
+    (text,) = start.writes([[1, 2, 3]], 4, 0)
+    assert text[:3] == [1, 2, 3] and 3 < len(text) <= 7
 
 
 def test_masters_that_their_folder_does_not_declare(tmp_path: Path) -> None:
@@ -215,6 +220,9 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(SourceError, match="is a GGUF file, whose weights are quantized; expected a checkpoint"):
         read_start(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.txt").write_text("text")
+    with pytest.raises(SourceError, match=r"m\.txt is a file of an unknown kind; expected a checkpoint, or a Hugging"):
+        read_start(str(tmp_path / "m.txt"))
     (tmp_path / "m.bitnet").write_bytes(records.MAGIC + bytes(100))
     with pytest.raises(
         SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported"

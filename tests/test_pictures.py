@@ -113,6 +113,16 @@ def test_pictures_are_kept_once_and_exactly(tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} and len(before) == 3
 
 
+def test_pictures_become_squares_as_the_source_says(tmp_path: Path) -> None:
+    Image.fromarray(np.arange(16 * 8 * 3, dtype=np.uint8).reshape(8, 16, 3)).save(tmp_path / "0.png")
+    file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": "x"}])
+    sight = STACK.of(VISION.replace(image_size=8, patch_size=4), {"pictures": {"resize": "crop", "filter": "bilinear"}})
+    assert sight.processor.filter == "bilinear"
+    kept(file, tmp_path / "run")
+    (middle,) = kept(file, tmp_path / "run", sight).pixels
+    assert (middle.transpose(1, 2, 0) == np.asarray(Image.open(tmp_path / "0.png"))[:, 4:12]).all()
+
+
 def test_what_was_recorded_is_found_again_or_refused(tmp_path: Path) -> None:
     list(halves(tmp_path, 2))
     file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": "x"}, {"image": "1.png", "caption": "y"}])
