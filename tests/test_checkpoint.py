@@ -244,7 +244,12 @@ def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) 
             saving.recover(tmp_path)
             assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
             assert (Checkpoint.open(tmp_path).folder / "tokenizer.json").read_text() == "old"
+    shutil.copytree(tmp_path / "step-000001", tmp_path / ".step-000001.replaced")
     save("new")
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
+    (tmp_path / ".step-000001.replaced").mkdir()  # killed when the new one was in place
+    (tmp_path / ".step-000001.replaced" / "tokenizer.json").write_text("old")
+    saving.recover(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     assert (Checkpoint.open(tmp_path).folder / "tokenizer.json").read_text() == "new"
 
