@@ -92,22 +92,26 @@ static void store_values(const stored *a, const float *v) {
                BN_VALUE_GROUP);
 }
 
-/* Normalize and rotate q and k of a row. */
-static void turn_row(const bn_pass *p, const bn_layer *l, size_t row) {
-    const bn_config *c = &p->stack->config;
+static void turn(const bn_pass *p, const bn_norm *norm, float *head, const float *angle) {
     const bn_positions *positions = &p->stack->positions;
-    const bn_workspace *w = p->w;
-    const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
-    float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E;
-    const float *angle = w->angle + (row * BN_POSITION_TABLES + l->table) * positions->dim;
+    const size_t E = p->stack->config.head_dim;
+    if (norm->gain) /* values that are not finite are detected after attention */
+        bn_norm_row(&p->m->kernels, norm, head, head, E);
+    bn_positions_rotate(head, angle, positions->dim);
+}
 
-    for (size_t h = 0; h < H + G; h++) {
-        const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;
-        float *head = h < H ? q + h * E : k + (h - H) * E;
-        if (norm->gain) /* values that are not finite are detected after attention */
-            bn_norm_row(&p->m->kernels, norm, head, head, E);
-        bn_positions_rotate(head, angle, positions->dim);
-    }
+/* Normalize and rotate heads [g, end) of a row's k, and the heads of q that attend to them. */
+static void turn_row(const bn_pass *p, const bn_layer *l, size_t row, size_t g, size_t end) {
+    const bn_config *c = &p->stack->config;
+    const bn_workspace *w = p->w;
+    const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads, of_each = H / G;
+    float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E;
+    const float *angle = w->angle + (row * BN_POSITION_TABLES + l->table) * p->stack->positions.dim;
+
+    for (size_t h = g * of_each; h < end * of_each; h++)
+        turn(p, &l->q_norm, q + h * E, angle);
+    for (size_t h = g; h < end; h++)
+        turn(p, &l->k_norm, k + h * E, angle);
 }
 
 /* Number of rows, at most `most`, that follow each other and whose values lie in one group. */
@@ -151,19 +155,34 @@ typedef struct append {
     const bn_layer *l;
 } append;
 
-static void append_rows(void *context, int32_t thread, size_t first, size_t end) {
-    const append *a = context;
-    (void)thread;
-    for (size_t row = first; row < end; row++)
-        turn_row(a->p, a->l, row);
-    /* head by head, as a tile of keys has 16 positions */
-    for (size_t g = 0; g < a->p->stack->config.n_kv_heads; g++)
-        for (size_t row = first, rows; row < end; row += rows) {
-            rows = count_near(&a->p->w->rows[row], end - row);
-            store_rows(a->p, a->l, row, rows, g);
+/* Heads [g, last) of rows [row, stop), head by head, as a tile of keys has BN_LANES positions. */
+static void append_heads(const append *a, size_t row, size_t stop, size_t g, size_t last) {
+    for (size_t i = row; i < stop; i++)
+        turn_row(a->p, a->l, i, g, last);
+    for (; g < last; g++)
+        for (size_t i = row, rows; i < stop; i += rows) {
+            rows = count_near(&a->p->w->rows[i], stop - i);
+            store_rows(a->p, a->l, i, rows, g);
         }
 }
 
+/* An item is a head in as many rows as a tile has positions: threads that write to one tile at a
+ * time keep taking its cache lines from each other. */
+static void append_items(void *context, int32_t thread, size_t item, size_t end) {
+    const append *a = context;
+    const size_t G = a->p->stack->config.n_kv_heads;
+    (void)thread;
+    for (; item < end; item++) {
+        const size_t row = item / G * BN_LANES;
+        append_heads(a, row, bn_min(row + BN_LANES, a->p->rows), item % G, item % G + 1);
+    }
+}
+
 void bn_cache_append(bn_pass *p, const bn_layer *l) {
-    bn_each_row(p, append_rows, &(append){p, l});
+    append a = {p, l};
+    const size_t G = p->stack->config.n_kv_heads, items = bn_div_up(p->rows, BN_LANES) * G;
+    if (bn_runs_alone(p))
+        append_heads(&a, 0, p->rows, 0, G);
+    else
+        bn_pool_run(p->w->in.pool, items, items, append_items, &a);
 }

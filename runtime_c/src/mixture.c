@@ -54,7 +54,7 @@ static void route_rows(void *context, int32_t thread, size_t first, size_t end) 
 static void route(mixture *m) {
     bn_pass *p = m->p;
     if (p->rows > 1) {
-        bn_each_row(p, route_rows, m);
+        bn_pool_run(p->w->in.pool, p->rows, p->rows, route_rows, m);
         return;
     }
     const bn_product product = scores(m, 0);

@@ -9,9 +9,15 @@
 #include "linear/tiles.h"
 
 enum { NORM_ROWS = 4 }; /* rows normalized at a time, to be quantized while in the cache */
+enum { ALONE = 2048 };  /* floats of all rows */
+
+int bn_runs_alone(const bn_pass *p) {
+    return p->alone || p->rows == 1 || p->rows * p->stack->config.dim <= ALONE ||
+           bn_pool_running(p->w->in.pool) == 1;
+}
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
-    if (p->alone)
+    if (bn_runs_alone(p))
         task(context, 0, 0, p->rows);
     else
         bn_pool_run(p->w->in.pool, p->rows, p->rows, task, context);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * pass.h: rows on their way through a stack, and the steps that its layers consist of. A step
- * processes all rows of the pass with all threads that it has (forward.h), but a single row is
+ * processes all rows of the pass with all threads that it has (forward.h), but few rows are
  * normalized and quantized by the caller alone, because waking the others costs more.
  */
 #ifndef BITNET_PASS_H
@@ -39,6 +39,10 @@ void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int
 void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after);
 
 /* --- for further steps --- */
+
+/* Whether the caller alone computes what takes no products of matrices: for so few rows it takes
+ * less time than waking the other threads and fetching what they have written. */
+int bn_runs_alone(const bn_pass *p);
 
 /* Run a task whose items are the rows of the pass, counted from 0. */
 void bn_each_row(const bn_pass *p, bn_task task, void *context);
