@@ -50,7 +50,8 @@ static void route_rows(void *context, int32_t thread, size_t first, size_t end) 
         choose(m, thread, i);
 }
 
-/* Each thread routes rows of its own; for a single row, all share the router. */
+/* Each thread routes rows of its own, however few, as each row is a product with the router; for a
+ * single row, all share it. */
 static void route(mixture *m) {
     bn_pass *p = m->p;
     if (p->rows > 1) {

@@ -44,7 +44,8 @@ void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after);
  * less time than waking the other threads and fetching what they have written. */
 int bn_runs_alone(const bn_pass *p);
 
-/* Run a task whose items are the rows of the pass, counted from 0. */
+/* Run a task whose items are the rows of the pass, counted from 0, and which
+ * multiplies no matrix. */
 void bn_each_row(const bn_pass *p, bn_task task, void *context);
 
 /* y = norm(x) for some rows; a row that is not finite fails the pass. */
