@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bitnet import kernels
+
 EXACT = 1040  # int8 products whose sum is exact in fp32: 1040·127·127 < 2²⁴
 
 
@@ -24,6 +26,13 @@ def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
         pairs = zip(q.split(EXACT, dim=1), codes.split(EXACT, dim=1), strict=True)
         parts = [F.linear(a.float(), b.float()) for a, b in pairs]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64).float()
+
+
+def scaled_integer_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+    """Σ q·c, converted to fp32, times scale/s. scale: (1,) or (N,), s: (M, 1), both fp32. Returns fp32 (M, N)."""
+    if _has_int8_product(q, codes) and kernels.possible(scale, s):
+        return kernels.scaled(torch._int_mm(q, codes.T), scale, s)
+    return integer_sum(q, codes).mul_(scale / s)
 
 
 def _int8_product_is_exact() -> bool:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitnet import scaled_sum
+from bitnet import kernels, scaled_sum
 from bitnet.float_product import linear, product
-from bitnet.integer_sum import integer_sum
+from bitnet.integer_sum import integer_sum, scaled_integer_sum
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
 
@@ -34,25 +34,30 @@ def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
     w: (N, K). Returns shape (1,) for "tensor", (N,) for "row", (N, ceil(K/128)) for "group".
     """
     if scope == "tensor":
-        gamma = _mean_magnitude(w.reshape(1, -1))
+        units = _magnitudes(w).sum(0, keepdim=True)
     elif scope == "row":
-        gamma = _mean_magnitude(w)
+        units = _magnitudes(w)
     elif scope == "group":
-        means = torch.stack([_mean_magnitude(part) for part in w.split(GROUP, dim=1)], dim=1)
-        return means.clamp(min=EPS).half().float()
+        means = [_mean(_magnitudes(part), part.shape[1]) for part in w.split(GROUP, dim=1)]
+        return torch.stack(means, dim=1).clamp(min=EPS).half().float()
     else:
         raise ValueError(f"weight scale scope is {scope!r}, expected tensor, row or group")
-    return gamma.clamp(min=EPS)
+    return _mean(units, w.numel() // len(units)).clamp(min=EPS)
 
 
-def _mean_magnitude(w: Tensor) -> Tensor:
-    """The mean of |w| of each row, bit-identical for any number of threads and on any device.
+def _magnitudes(w: Tensor) -> Tensor:
+    """Σ |w| of each row, bit-identical for any number of threads and on any device.
 
     |w| is rounded to multiples of 2⁻³², of which fp64 adds 2⁵³ exactly, in any order: enough for 100 million
-    weights of 0.02. w: (N, K). Returns fp32 (N,).
+    weights of 0.02. w: (N, K). Returns multiples of 2⁻³², fp64 (N,).
     """
-    units = w.detach().float().mul(2.0**32).abs_().round_().sum(dim=1, dtype=torch.float64)
-    return (units * 2.0**-32 / torch.full_like(units, w.shape[1])).float()
+    w = w.detach().float()
+    return kernels.magnitudes(w) if kernels.possible(w) else w.mul(2.0**32).abs_().round_().sum(1, dtype=torch.float64)
+
+
+def _mean(units: Tensor, n: int) -> Tensor:
+    """The mean of n magnitudes, fp32."""
+    return (units * 2.0**-32 / torch.full_like(units, n)).float()
 
 
 def expand_scale(gamma: Tensor, n: int, k: int) -> Tensor:
@@ -65,6 +70,8 @@ def expand_scale(gamma: Tensor, n: int, k: int) -> Tensor:
 def ternary_codes(w: Tensor, scope: str = "tensor") -> tuple[Tensor, Tensor]:
     """T = clamp(round(W/γ), -1, 1) as int8 (N, K), and γ."""
     gamma = weight_scale(w, scope)
+    if scope != "group" and kernels.possible(w, gamma):
+        return kernels.ternary_codes(w, gamma), gamma
     codes = (w.detach().float() / expand_scale(gamma, *w.shape)).round_().clamp_(-1, 1).to(torch.int8)
     return codes, gamma
 
@@ -75,9 +82,18 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     x: (..., K). Returns q int8 (..., K) and s fp32 (..., 1).
     """
     x = x.detach().float()
+    if kernels.possible(x):
+        return kernels.activation_codes(x)
     largest = x.abs().amax(dim=-1, keepdim=True).clamp(min=EPS)
     s = torch.full_like(largest, 127.0) / largest  # a tensor: torch would compute 127.0 / x as the reciprocal times 127
     return (x * s).round_().clamp_(-127, 127).to(torch.int8), s
+
+
+def activation_values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+    """x_q = q/s, rounded to dtype. q: int8 (M, K), s: (M, 1)."""
+    if kernels.possible(s) and dtype in kernels.FLOATS:
+        return kernels.values(q, s, dtype)
+    return q.float().div_(s).to(dtype)
 
 
 def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +132,7 @@ def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: t
 
 def product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     if scale.dim() == 1:
-        return integer_sum(q, codes).mul_(scale / s)
+        return scaled_integer_sum(q, codes, scale, s)
     y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)
     for g, (qg, cg) in enumerate(zip(q.split(GROUP, -1), codes.split(GROUP, 1), strict=True)):
         y += integer_sum(qg.contiguous(), cg.contiguous()).mul_(scale[:, g])
@@ -167,7 +183,7 @@ class _QuantizedLinear(torch.autograd.Function):
         learns = ctx.needs_input_grad[2:]
         if not any(learns):
             return grad_x, None, *(None for _ in grads)
-        x_q = q.float().div_(s).to(ctx.dtype)
+        x_q = activation_values(q, s, ctx.dtype)
         if len(gs) == 1 and all(learns):
             return grad_x, None, *product(gs[0].T, x_q).to(ctx.w_dtype).split(sizes)
         gs = gs if len(gs) > 1 else gs[0].split(sizes, 1)
@@ -200,8 +216,24 @@ class _Partly(torch.autograd.Function):
         return grad, None, None
 
 
+class _Between(torch.autograd.Function):
+    """The same of activations, v_q = q/s."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, amount: float | Tensor) -> Tensor:
+        if isinstance(amount, float) and kernels.possible(x):
+            return kernels.between(x, amount)
+        q, s = activation_codes(x)
+        return torch.lerp(x, (q / s).to(x.dtype), amount.to(x.dtype) if isinstance(amount, Tensor) else amount)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
 _integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
 _partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
+_between: Callable[[Tensor, float | Tensor], Tensor] = _Between.apply
 
 
 def _is_whole(amount: float | Tensor) -> bool:
@@ -216,8 +248,7 @@ def _quantized_linear(
     if _is_whole(amount):
         return _integer_linear(x, quantizers, *weights)
     dtype = _outputs(x)
-    q, s = activation_codes(x)
-    x = _partly(x, q / s, amount)
+    x = _between(x, amount)
     pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
     between = (
         _partly(w, codes * expand_scale(scale, *codes.shape), amount)

@@ -51,6 +51,12 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels, for tests that compare bits with those of compiled layers, which consist of torch's operations."""
+    monkeypatch.setattr("bitnet.kernels.possible", lambda *_, **__: False)
+
+
+@pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of `bitnet report` as HTML have words alone: to draw the figures of one takes 2 s."""
     monkeypatch.setattr("bitnet.report.page._encoded", lambda *_: "")

@@ -117,7 +117,7 @@ def test_global_state_is_what_contributing_says() -> None:
     assert "no global state except a list of its thread pools" in said and "whether the CPU is Intel's" in said
 
 
-FOLDERS = ("session", "", "file", "linear", "kernels", "system")
+FOLDERS = ("session", "training", "", "file", "linear", "kernels", "system")
 """Each stands on those behind it; "" is the model, in runtime_c/src itself."""
 
 

@@ -64,7 +64,7 @@ def fresh() -> None:
     counters.clear()
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh", "torch_alone")
 def test_layers_are_one_graph_without_breaks() -> None:
     """ "aot_eager" traces forward and backward as inductor does, and runs the same kernels: the bits stay."""
     model = small()
@@ -100,7 +100,7 @@ def test_a_process_may_train_many_models() -> None:
             assert counters["stats"]["unique_graphs"] == 1, dim
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh", "torch_alone")
 def test_other_choices_of_experts_compile_nothing_again() -> None:
     """Each expert gets another number of tokens in every pass: it would be compiled again, in some minutes."""
     model = small(n_experts=4, experts_per_token=2)
@@ -174,7 +174,7 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh", "torch_alone")
 def test_a_run_with_both_is_the_run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log, evaluation, records of layers, checkpoint: with kernels that are the same, to the bit."""
     (tmp_path / "a.txt").write_text("the red cat sees the house and the dog runs " * 200)

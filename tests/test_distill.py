@@ -277,6 +277,7 @@ def test_layer_is_counted_from_the_end() -> None:
         distillation(teacher, model, distill_relations=0.1, distill_layer=3)
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("before", [False, True])
 def test_compiled_layers_are_watched(before: bool) -> None:
     """The graph is one for all layers alike, and may have been made for them before one is watched."""

@@ -81,7 +81,8 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     assert Checkpoint.open(tmp_path / "whole").state["sizes"] == sizes
     last = found[-1]
     share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
-    assert 0.1 < share < 0.4  # 0.2 of the running means, which lag behind while λ rises
+    # 0.2 of the running means, which lag behind while λ rises: 0.30 to 0.56 with other seeds, 0.005 without balance
+    assert 0.1 < share < 0.7
 
 
 @pytest.mark.parametrize("option", ["the source", "--teacher"])

@@ -223,6 +223,7 @@ def test_watching_changes_no_bit(text: str, tmp_path: Path) -> None:
     assert with_layers == [[], list(range(1, 11))]
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Telemetry is taken in a pass of its own, as small as others: no layer of a step runs eagerly, no bit changes."""
     compile_layers = compiler.compile_layers

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from bitnet import kernels
 from bitnet.config import ModelConfig
 
 LONGEST = 1024
@@ -20,18 +21,18 @@ LONGEST = 1024
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q·kᵀ·scale + bias)·v; query heads that share a KV head are multiplied as one taller matrix."""
+    """softmax(q·kᵀ·scale, masked)·v; query heads that share a KV head are multiplied as one taller matrix."""
 
     @staticmethod
     def forward(
-        ctx: Any, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, bias: Tensor, scale: float, dtype: torch.dtype
-    ) -> Tensor:
+        ctx: Any, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, causal: bool, scale: float,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
         b, h, t, e = q_BHTE.shape
         g, n_keys = k_BGTE.shape[1:3]
         q = q_BHTE.to(dtype).reshape(b * g, h // g * t, e)  # not -1: a batch may have no pictures
         k, v = (x.to(dtype).reshape(b * g, n_keys, e) for x in (k_BGTE, v_BGTE))
-        scores_BHTT = torch.add(bias, (q @ k.mT).view(b, h, t, n_keys), alpha=scale)
-        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, h // g * t, n_keys)
+        p = _weights((q @ k.mT).view(b, h, t, n_keys), mask, causal, scale).view(b * g, h // g * t, n_keys)
         ctx.save_for_backward(q, k, v, p)
         ctx.scale, ctx.shapes, ctx.dtypes = scale, (q_BHTE.shape, k_BGTE.shape), (q_BHTE.dtype, v_BGTE.dtype)
         return (p @ v).to(q_BHTE.dtype).view(b, h, t, e)
@@ -45,7 +46,18 @@ class _Attention(torch.autograd.Function):
         grad_s = torch._softmax_backward_data(g @ v.mT, p, -1, p.dtype)
         grad_q = (grad_s @ k).to(dtype).mul_(ctx.scale).view(of_q)
         grad_k = (grad_s.mT @ q).to(dtype).mul_(ctx.scale).view(of_k)
-        return grad_q, grad_k, grad_v, None, None, None
+        return grad_q, grad_k, grad_v, None, None, None, None
+
+
+def _weights(scores_BHTT: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """softmax(scores·scale) where tokens see each other, in the dtype of the scores."""
+    t, n_keys = scores_BHTT.shape[2:]
+    bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    if kernels.possible(scores_BHTT, dtype=torch.bfloat16) and n_keys <= kernels.MOST_KEYS:
+        return kernels.attention_weights(scores_BHTT, bias, causal, scale)
+    if bias is None:
+        bias = torch.full((t, t), -torch.inf).triu_(1) if causal else torch.zeros(t, n_keys)
+    return torch.add(bias, scores_BHTT, alpha=scale).softmax(-1).to(scores_BHTT.dtype)
 
 
 _attention: Callable[..., Tensor] = _Attention.apply
@@ -82,9 +94,4 @@ def bf16_attention(
 ) -> Tensor:
     """The result of torch's scaled_dot_product_attention. mask: true where a token sees another; with a mask there
     may be more keys than queries."""
-    t = q_BHTE.shape[2]
-    if mask is not None:
-        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    else:
-        bias = torch.full((t, t), -torch.inf).triu_(1) if causal else torch.zeros(t, t)
-    return _attention(q_BHTE, k_BGTE, v_BGTE, bias, scale, torch.bfloat16)
+    return _attention(q_BHTE, k_BGTE, v_BGTE, mask, causal, scale, torch.bfloat16)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bitnet import kernels
 from bitnet.config import ModelConfig
 from bitnet.float_product import product
 from bitnet.quant import activation_codes, head_operands, integer_product, output_logits
@@ -57,6 +58,9 @@ def portion(
     integers: the codes and scales that x and w stand for.
     """
     z_NV = _logits(x_ND, w_VD, integers, bias_V, softcap)
+    if not softcap and w_VD.dtype in kernels.FLOATS and kernels.possible(z_NV):
+        loss_N, grad_NV = kernels.cross_entropy(z_NV, targets_N, w_VD.dtype)
+        return loss_N.sum(), grad_NV
     counts_N1 = (targets_N >= 0)[:, None]
     at_N1 = targets_N.clamp(min=0)[:, None]
     grad_NV = z_NV.softmax(-1)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitnet import kernels
 from bitnet.config import ModelConfig
 
 
@@ -25,14 +26,20 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        if kernels.possible(x, weight):
+            ctx.save_for_backward(x, weight)
+            return kernels.norm(x, weight, eps)
         r = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         return (x * r) * weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, r = ctx.saved_tensors
-        product = grad * x
+        x, weight, *rest = ctx.saved_tensors
+        if not rest:
+            return *kernels.norm_back(grad, x, weight, ctx.eps), None
+        (r,), product = rest, grad * x
         with torch.autocast(x.device.type, enabled=False):  # compiled, the backward pass is traced under autocast
             mean = (product @ weight).unsqueeze(-1) * (r.square() / weight.numel())  # mean(g·w·x̂), times r
             grad_w = (r.flatten()[None] @ product.flatten(0, -2))[0]
@@ -45,16 +52,18 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
+        return _turn(x, cos, sin, inverse=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin), None, None
+        return _turn(grad, cos, sin, inverse=True), None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    if x.dim() == 4 and kernels.possible(x, cos, sin):
+        return kernels.rotated(x, cos, sin, inverse)
+    half, sin = cos.shape[-1], -sin if inverse else sin
     a, b, rest = x.tensor_split((half, 2 * half), -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
@@ -65,11 +74,15 @@ class _SquaredReluGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
+        if kernels.possible(gate, up):
+            return kernels.squared_relu_gate(gate, up)
         return F.relu(gate).square_() * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
+        if kernels.possible(grad, gate, up):
+            return kernels.squared_relu_gate_back(grad, gate, up)
         positive = F.relu(gate)
         once = grad * positive
         return torch.addcmul(torch.zeros_like(once[..., :1]), once, up, value=2), positive.mul_(once)

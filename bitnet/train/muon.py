@@ -60,14 +60,11 @@ class Muon(torch.optim.Optimizer):
         return dict(zip(having, updates, strict=True))
 
     def _turn(self, matrices: list[Tensor], updates: list[Tensor], lr: float | Tensor, decay: float | Tensor) -> None:
-        if len(matrices) == 1:
-            turned = [orthogonal(updates[0].to(self.dtype))]
-        else:
-            turned = list(orthogonal(torch.stack([u.to(self.dtype) for u in updates])).unbind())
+        alone, dtype = len(matrices) == 1, matrices[0].dtype
+        turned = orthogonal((updates[0] if alone else torch.stack(updates)).to(self.dtype))
+        steps = turned.to(dtype) * (SIZE * max(matrices[0].shape) ** 0.5 * lr)
         torch._foreach_mul_(matrices, 1 - lr * decay)
-        steps = torch._foreach_mul([t.to(p.dtype) for t, p in zip(turned, matrices, strict=True)],
-                                   SIZE * max(matrices[0].shape) ** 0.5 * lr)  # fmt: skip
-        torch._foreach_sub_(matrices, steps)
+        torch._foreach_sub_(matrices, [steps] if alone else list(steps.unbind()))
 
 
 def orthogonal(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@
 #include "kernels/check_lines.h"
 #include "kernels/check_products.h"
 #include "kernels/check_rows.h"
+#include "kernels/check_training.h"
 #include "kernels/check_vectors.h"
 
 #include <signal.h>
@@ -58,6 +59,21 @@ static const kernel_test byte_tests[] = {{"f32_to_f16", check_f32_to_f16, time_f
                                          {"f16_to_f32", check_f16_to_f32, time_f16_to_f32},
                                          {"crc32", check_crc32, time_crc32}};
 
+static const kernel_test training_tests[] = {
+    {"codes", check_train_codes, time_train_codes},
+    {"between", check_train_between, time_train_between},
+    {"magnitudes", check_train_magnitudes, time_train_magnitudes},
+    {"ternary", check_train_ternary, time_train_ternary},
+    {"values", check_train_values, time_train_values},
+    {"scaled", check_train_scaled, time_train_scaled},
+    {"norm", check_train_norm, time_train_norm},
+    {"norm_back", check_train_norm_back, time_train_norm_back},
+    {"gate", check_train_gate, time_train_gate},
+    {"gate_back", check_train_gate_back, time_train_gate_back},
+    {"rotated", check_train_rotated, time_train_rotated},
+    {"softmax", check_train_softmax, time_train_softmax},
+    {"entropy", check_train_entropy, time_train_entropy}};
+
 static const struct {
     const char *name;
     void (*check)(test *t, int32_t type, const char *what);
@@ -70,11 +86,13 @@ static const struct {
 _Static_assert(sizeof(bn_product_kernels) == (COUNT(product_tests) + 3) * sizeof(void *), "");
 _Static_assert(sizeof(bn_vector_kernels) == COUNT(vector_tests) * sizeof(void *), "");
 _Static_assert(sizeof(bn_byte_kernels) == COUNT(byte_tests) * sizeof(void *), "");
+_Static_assert(sizeof(bn_training_kernels) == COUNT(training_tests) * sizeof(void *), "");
 /* weigh is tested together with pv. */
 _Static_assert(sizeof(bn_attention_kernels) == (COUNT(attention_tests) + 1) * sizeof(void *), "");
-_Static_assert(sizeof(bn_kernels) ==
-                   sizeof(void *) + sizeof(bn_product_kernels) + sizeof(bn_vector_kernels) +
-                       BN_KV_TYPES * sizeof(bn_attention_kernels) + sizeof(bn_byte_kernels),
+_Static_assert(sizeof(bn_kernels) == sizeof(void *) + sizeof(bn_product_kernels) +
+                                         sizeof(bn_vector_kernels) +
+                                         BN_KV_TYPES * sizeof(bn_attention_kernels) +
+                                         sizeof(bn_byte_kernels) + sizeof(bn_training_kernels),
                "a topic without tests");
 
 static char running[80]; /* for the signal handler */
@@ -132,6 +150,7 @@ static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_
     check_topic(&r, vector_tests, COUNT(vector_tests));
     check_attention(&r);
     check_topic(&r, byte_tests, COUNT(byte_tests));
+    check_topic(&r, training_tests, COUNT(training_tests));
     bn_like_intel = like_intel;
     printf("%-10s %d kernels x %" PRIu64 " cases equal the scalar ones\n", tier->isa, r.n, cases);
 }
@@ -151,6 +170,7 @@ static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
         for (size_t i = 0; i < COUNT(attention_tests); i++)
             attention_tests[i].time(&b);
     time_topic(&b, byte_tests, COUNT(byte_tests));
+    time_topic(&b, training_tests, COUNT(training_tests));
     bench_free(&b);
 }
 

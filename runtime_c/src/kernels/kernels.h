@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "bytes.h"
 #include "products.h"
+#include "training.h"
 #include "vectors.h"
 
 typedef struct bn_kernels {
@@ -28,6 +29,7 @@ typedef struct bn_kernels {
     bn_vector_kernels vectors;
     bn_attention_kernels attention[BN_KV_TYPES]; /* by bn_kv_type */
     bn_byte_kernels bytes;
+    bn_training_kernels training;
 } bn_kernels;
 
 /* Fills *table with the tier `isa` (NULL: the best one this build and CPU support). Returns 0,

@@ -15,6 +15,7 @@ extern const bn_product_kernels bn_scalar_products;
 extern const bn_vector_kernels bn_scalar_vectors;
 extern const bn_attention_kernels bn_scalar_attention[BN_KV_TYPES];
 extern const bn_byte_kernels bn_scalar_bytes;
+extern const bn_training_kernels bn_scalar_training;
 
 /* --- the float rule --- */
 

@@ -13,6 +13,8 @@
 #include "float_kernels.h"
 #include "trits.h"
 
+extern const bn_training_kernels bn_avx2_training;
+
 /* GCC 12 would compute all products first and run out of registers for the sums. */
 #define IN_ORDER(sum) __asm__ volatile("" : "+x"(sum))
 
@@ -240,6 +242,7 @@ int bn_kernels_avx2(bn_kernels *table) {
     set_float_kernels(table);
     table->products.sketch_matmul = sketch_matmul;
     table->bytes.crc32 = crc32;
+    table->training = bn_avx2_training;
     return 1;
 }
 

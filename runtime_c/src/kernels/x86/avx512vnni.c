@@ -15,6 +15,8 @@
 #include "panels.h"
 #include "trit_stream.h"
 
+extern const bn_training_kernels bn_avx512vnni_training;
+
 /* tokens of a stream: 24 sums, 4 masks, the tile and a field take 30 of 32 registers */
 enum { MOST = 6 };
 
@@ -111,6 +113,7 @@ const bn_attention_kernels bn_avx512vnni_int8 = {.qk = qk_int8, .pv = pv_int8};
 int bn_kernels_avx512vnni(bn_kernels *table) {
     set_products(table);
     set_float_kernels(table);
+    table->training = bn_avx512vnni_training;
     return 1;
 }
 

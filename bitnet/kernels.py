@@ -1,0 +1,160 @@
+"""Operations of a training step on a CPU that torch computes in several passes over memory: in one, by C kernels of the
+engine (`runtime_c/src/kernels/training.h`, which defines the results). They run in torch's own threads.
+
+A kernel is used where `possible` says so; everywhere else, as on a GPU or in a compiled layer, torch's operations are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitnet_runtime import training
+from bitnet_runtime.training import MOST_KEYS as MOST_KEYS
+
+FLOATS = (torch.float32, torch.bfloat16)
+
+
+@functools.cache
+def _kernels() -> training.Kernels | None:
+    """None where torch's OpenMP has no function to share work among its threads, as on macOS."""
+    try:
+        share_work = ctypes.CDLL(str(Path(torch.__path__[0], "lib", "libtorch_cpu.so"))).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    return training.Kernels(ctypes.cast(share_work, ctypes.c_void_p).value or 0)
+
+
+def possible(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether these, all of this dtype and not empty, can be given to kernels."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(
+            type(x) in (Tensor, nn.Parameter) and x.dtype == dtype and x.device.type == "cpu" and x.numel() > 0
+            for x in tensors
+        )
+        and _kernels() is not None
+    )
+
+
+def _run(name: str, rows: int, *members: Any) -> None:
+    """members: those of the kernel's struct; of a tensor, its address is given."""
+    kernels = _kernels()
+    assert kernels is not None
+    values = (training.address(x.data_ptr()) if isinstance(x, Tensor) else x for x in members)
+    kernels.run(name, rows, torch.get_num_threads(), *values)
+
+
+def _floating(y: Tensor) -> tuple[Any, Any]:
+    """`bn_floating`"""
+    pointer = training.address(y.data_ptr())
+    return (pointer, training.NULL) if y.dtype == torch.float32 else (training.NULL, pointer)
+
+
+def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`bitnet.quant.activation_codes`, the same bits."""
+    x = x.contiguous()
+    q, s = torch.empty_like(x, dtype=torch.int8), torch.empty(*x.shape[:-1], 1)
+    _run("codes", s.numel(), q, s, x, x.shape[-1])
+    return q, s
+
+
+def between(x: Tensor, amount: float) -> Tensor:
+    """x + λ·(q/s − x), q and s as above: x itself at λ = 0, q/s at λ = 1."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _run("between", x.numel() // x.shape[-1], y, x, x.shape[-1], amount)
+    return y
+
+
+def magnitudes(w: Tensor) -> Tensor:
+    """Σ |w| of each row, in multiples of 2⁻³², exact: fp64 (N,)."""
+    sums = torch.empty(len(w), dtype=torch.float64)
+    _run("magnitudes", len(w), sums, w.contiguous(), w.shape[1])
+    return sums
+
+
+def ternary_codes(w: Tensor, gamma: Tensor) -> Tensor:
+    """clamp(round(w/γ), -1, 1) as int8 (N, K), the same bits as torch. gamma: (1,) or (N,)."""
+    codes = torch.empty(w.shape, dtype=torch.int8)
+    _run("ternary", len(w), codes, w.contiguous(), gamma, gamma.numel() > 1, w.shape[1])
+    return codes
+
+
+def values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+    """q / s, rounded to fp32 or bf16: the same bits as torch. q: int8 (M, K), s: (M, 1)."""
+    y = torch.empty_like(q, dtype=dtype)
+    _run("values", len(q), _floating(y), q, s, q.shape[1])
+    return y
+
+
+def scaled(sums: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+    """sums · (scale / s): the same bits as torch. sums: int32 (M, N), which the result replaces in memory,
+    scale: (1,) or (N,), s: (M, 1)."""
+    y = sums.view(torch.float32)
+    _run("scaled", len(y), y, scale, scale.numel() > 1, s, y.shape[1])
+    return y
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x·r·w with r = 1/sqrt(mean(x²) + eps) over the last dimension."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _run("norm", x.numel() // x.shape[-1], y, x, weight, x.shape[-1], eps)
+    return y
+
+
+def norm_back(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The gradients of `norm` by x and by the weight, the latter summed in an order that is always the same."""
+    grad, x, n = grad.contiguous(), x.contiguous(), x.shape[-1]
+    rows, of_x = x.numel() // n, torch.empty_like(x)
+    of_weight = torch.empty(-(-rows // training.ROWS), n)
+    _run("norm_back", rows, of_x, of_weight, grad, x, weight, n, eps)
+    return of_x, of_weight.sum(0)
+
+
+def squared_relu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """relu(gate)² · up: the same bits as torch."""
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    _run("gate", y.numel() // y.shape[-1], y, gate, up, y.shape[-1])
+    return y
+
+
+def squared_relu_gate_back(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
+    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
+    _run("gate_back", gate.numel() // gate.shape[-1], of_gate, of_up, grad, gate, up, gate.shape[-1])
+    return of_gate, of_up
+
+
+def rotated(x_BHTE: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    """RoPE or its inverse: the same bits as torch. cos, sin: (T, half) or (B, 1, T, half)."""
+    x = x_BHTE if x_BHTE.stride(-1) == 1 else x_BHTE.contiguous()
+    b, h, t, e = x.shape
+    cos, sin, y = cos.contiguous(), sin.contiguous(), torch.empty(b, h, t, e)
+    stride = t * cos.shape[-1] if cos.dim() > 2 and len(cos) > 1 else 0
+    _run("rotated", b * h * t, y, x, x.stride()[:3], cos, sin, stride, h, t, e, cos.shape[-1], inverse)
+    return y
+
+
+def attention_weights(scores_BHTN: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """softmax(scale·scores + bias) in bf16, of scores in bf16. bias: fp32 (T, N) or (B, 1, T, N); without one, token t
+    sees columns 0 to t where causal, else all."""
+    b, h, t, n = scores_BHTN.shape
+    scores, p = scores_BHTN.contiguous(), torch.empty_like(scores_BHTN, memory_format=torch.contiguous_format)
+    stride = t * n if bias is not None and bias.dim() > 2 and len(bias) > 1 else 0
+    _run("softmax", b * h * t, p, scores, training.NULL if bias is None else bias, stride, h, t, n, scale, causal)
+    return p
+
+
+def cross_entropy(z_NV: Tensor, targets_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of each row, in nats, and its gradient by z in fp32 or bf16; both 0 where the target is negative."""
+    loss_N, grad_NV = torch.empty(len(z_NV)), torch.empty_like(z_NV, dtype=dtype)
+    _run("entropy", len(z_NV), _floating(grad_NV), loss_N, z_NV, targets_N.contiguous(), z_NV.shape[1])
+    return loss_N, grad_NV

@@ -1,0 +1,34 @@
+"""Kernels of a training step, for `bitnet.kernels`, which knows torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet_runtime._native import ffi, lib
+
+ROWS: int = lib.BN_TRAIN_ROWS
+"""Rows of a block, the unit in which threads take work."""
+
+MOST_KEYS: int = lib.BN_TRAIN_KEYS
+"""Keys of a row of attention weights."""
+
+NULL = ffi.NULL
+
+
+def address(data: int) -> Any:
+    """A pointer to memory of the caller, for a member of a kernel's struct."""
+    return ffi.cast("void *", data)
+
+
+class Kernels:
+    """The kernels of runtime_c/src/kernels/training.h, run by a team of threads."""
+
+    def __init__(self, team: int) -> None:
+        """team: the address of a function like GOMP_parallel."""
+        self._table, self._team = ffi.new("bn_training_kernels *"), ffi.cast("bn_team *", team)
+        lib.bn_training_select(self._table, NULL)
+
+    def run(self, name: str, rows: int, threads: int, *members: Any) -> None:
+        """Compute all rows. members: those of the struct bn_train_`name`, in order."""
+        args = ffi.new(f"bn_train_{name} *", members)
+        lib.bn_training_run(getattr(self._table, name), args, rows, self._team, threads)
