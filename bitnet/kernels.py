@@ -59,7 +59,7 @@ def _floating(y: Tensor) -> tuple[Any, Any]:
 def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """`bitnet.quant.activation_codes`, the same bits."""
     x = x.contiguous()
-    q, s = torch.empty_like(x, dtype=torch.int8), torch.empty(*x.shape[:-1], 1)
+    q, s = torch.empty_like(x, dtype=torch.int8), x.new_empty(*x.shape[:-1], 1)
     _run("codes", s.numel(), q, s, x, x.shape[-1])
     return q, s
 
@@ -74,14 +74,14 @@ def between(x: Tensor, amount: float) -> Tensor:
 
 def magnitudes(w: Tensor) -> Tensor:
     """Σ |w| of each row, in multiples of 2⁻³², exact: fp64 (N,)."""
-    sums = torch.empty(len(w), dtype=torch.float64)
+    sums = w.new_empty(len(w), dtype=torch.float64)
     _run("magnitudes", len(w), sums, w.contiguous(), w.shape[1])
     return sums
 
 
 def ternary_codes(w: Tensor, gamma: Tensor) -> Tensor:
     """clamp(round(w/γ), -1, 1) as int8 (N, K), the same bits as torch. gamma: (1,) or (N,)."""
-    codes = torch.empty(w.shape, dtype=torch.int8)
+    codes = w.new_empty(w.shape, dtype=torch.int8)
     _run("ternary", len(w), codes, w.contiguous(), gamma, gamma.numel() > 1, w.shape[1])
     return codes
 
@@ -113,7 +113,7 @@ def norm_back(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     """The gradients of `norm` by x and by the weight, the latter summed in an order that is always the same."""
     grad, x, n = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows, of_x = x.numel() // n, torch.empty_like(x)
-    of_weight = torch.empty(-(-rows // training.ROWS), n)
+    of_weight = x.new_empty(-(-rows // training.ROWS), n)
     _run("norm_back", rows, of_x, of_weight, grad, x, weight, n, eps)
     return of_x, of_weight.sum(0)
 
@@ -137,7 +137,7 @@ def rotated(x_BHTE: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     """RoPE or its inverse: the same bits as torch. cos, sin: (T, half) or (B, 1, T, half)."""
     x = x_BHTE if x_BHTE.stride(-1) == 1 else x_BHTE.contiguous()
     b, h, t, e = x.shape
-    cos, sin, y = cos.contiguous(), sin.contiguous(), torch.empty(b, h, t, e)
+    cos, sin, y = cos.contiguous(), sin.contiguous(), x.new_empty(b, h, t, e)
     stride = t * cos.shape[-1] if cos.dim() > 2 and len(cos) > 1 else 0
     _run("rotated", b * h * t, y, x, x.stride()[:3], cos, sin, stride, h, t, e, cos.shape[-1], inverse)
     return y
@@ -155,6 +155,6 @@ def attention_weights(scores_BHTN: Tensor, bias: Tensor | None, causal: bool, sc
 
 def cross_entropy(z_NV: Tensor, targets_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of each row, in nats, and its gradient by z in fp32 or bf16; both 0 where the target is negative."""
-    loss_N, grad_NV = torch.empty(len(z_NV)), torch.empty_like(z_NV, dtype=dtype)
+    loss_N, grad_NV = z_NV.new_empty(len(z_NV)), torch.empty_like(z_NV, dtype=dtype)
     _run("entropy", len(z_NV), _floating(grad_NV), loss_N, z_NV, targets_N.contiguous(), z_NV.shape[1])
     return loss_N, grad_NV

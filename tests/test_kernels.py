@@ -212,3 +212,27 @@ def test_a_step(monkeypatch: pytest.MonkeyPatch, amount: float, precise: bool) -
 
     found, expected = both_ways(monkeypatch, work, *model.parameters())
     assert near((found[:1], expected[:1]), 1e-3) and near((found[1:], expected[1:]), 0.02)
+
+
+def test_what_torch_makes_by_default_does_not_matter() -> None:
+    """Kernels write fp32 into memory that is made for them, and read it from masks."""
+    x, angle = torch.randn(2, 4, 70, 8), torch.randn(70, 4)
+    rows, targets = x.flatten(0, -2), torch.zeros(560, dtype=torch.long)
+    mask, norm = torch.ones(70, 70, dtype=torch.bool).tril(), RMSNorm(8, 1e-5)
+
+    def results() -> Results:
+        return [
+            *quant.activation_codes(x),
+            *quant.ternary_codes(rows),
+            rotate(x, angle.cos(), angle.sin()),
+            *portion(rows, rows[:9], None, None, targets, 0.0),
+            bf16_attention(x, x, x, mask, False, 0.4),
+            *torch.autograd.grad(norm(x), norm.weight, x),
+        ]
+
+    expected = results()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same((results(), expected))
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -52,7 +52,7 @@ class _Attention(torch.autograd.Function):
 def _weights(scores_BHTT: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     """softmax(scores·scale) where tokens see each other, in the dtype of the scores."""
     t, n_keys = scores_BHTT.shape[2:]
-    bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    bias = None if mask is None else mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
     if kernels.possible(scores_BHTT, dtype=torch.bfloat16) and n_keys <= kernels.MOST_KEYS:
         return kernels.attention_weights(scores_BHTT, bias, causal, scale)
     if bias is None:
