@@ -56,6 +56,15 @@ def _floating(y: Tensor) -> tuple[Any, Any]:
     return (pointer, training.NULL) if y.dtype == torch.float32 else (training.NULL, pointer)
 
 
+def _of_rows(x: Tensor, b: int, t: int, n: int) -> tuple[Tensor, int]:
+    """What all sequences share, (T, N), or (B, 1, T, N), as kernels read it, and floats from one sequence to the next.
+
+    Raises RuntimeError, as torch does, if x has other sizes, but for 1.
+    """
+    x = (x.expand(t, n) if x.dim() == 2 else x.expand(-1 if len(x) == 1 else b, 1, t, n)).contiguous()
+    return x, t * n if x.dim() > 2 and len(x) > 1 else 0
+
+
 def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """`bitnet.quant.activation_codes`, the same bits."""
     x = x.contiguous()
@@ -103,9 +112,9 @@ def scaled(sums: Tensor, scale: Tensor, s: Tensor) -> Tensor:
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x·r·w with r = 1/sqrt(mean(x²) + eps) over the last dimension."""
-    x = x.contiguous()
+    x, n = x.contiguous(), x.shape[-1]
     y = torch.empty_like(x)
-    _run("norm", x.numel() // x.shape[-1], y, x, weight, x.shape[-1], eps)
+    _run("norm", x.numel() // n, y, x, weight.expand(n).contiguous(), n, eps)
     return y
 
 
@@ -114,20 +123,20 @@ def norm_back(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     grad, x, n = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows, of_x = x.numel() // n, torch.empty_like(x)
     of_weight = x.new_empty(-(-rows // training.ROWS), n)
-    _run("norm_back", rows, of_x, of_weight, grad, x, weight, n, eps)
+    _run("norm_back", rows, of_x, of_weight, grad, x, weight.expand(n).contiguous(), n, eps)
     return of_x, of_weight.sum(0)
 
 
 def squared_relu_gate(gate: Tensor, up: Tensor) -> Tensor:
     """relu(gate)² · up: the same bits as torch."""
-    gate, up = gate.contiguous(), up.contiguous()
+    gate, up = (x.contiguous() for x in torch.broadcast_tensors(gate, up))
     y = torch.empty_like(gate)
     _run("gate", y.numel() // y.shape[-1], y, gate, up, y.shape[-1])
     return y
 
 
 def squared_relu_gate_back(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
+    grad, gate, up = (x.contiguous() for x in torch.broadcast_tensors(grad, gate, up))
     of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
     _run("gate_back", gate.numel() // gate.shape[-1], of_gate, of_up, grad, gate, up, gate.shape[-1])
     return of_gate, of_up
@@ -137,9 +146,9 @@ def rotated(x_BHTE: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     """RoPE or its inverse: the same bits as torch. cos, sin: (T, half) or (B, 1, T, half)."""
     x = x_BHTE if x_BHTE.stride(-1) == 1 else x_BHTE.contiguous()
     b, h, t, e = x.shape
-    cos, sin, y = cos.contiguous(), sin.contiguous(), x.new_empty(b, h, t, e)
-    stride = t * cos.shape[-1] if cos.dim() > 2 and len(cos) > 1 else 0
-    _run("rotated", b * h * t, y, x, x.stride()[:3], cos, sin, stride, h, t, e, cos.shape[-1], inverse)
+    half, y = cos.shape[-1], x.new_empty(b, h, t, e)
+    (cos, stride), (sin, _) = (_of_rows(table, b, t, half) for table in (cos, sin))
+    _run("rotated", b * h * t, y, x, x.stride()[:3], cos, sin, stride, h, t, e, half, inverse)
     return y
 
 
@@ -148,8 +157,8 @@ def attention_weights(scores_BHTN: Tensor, bias: Tensor | None, causal: bool, sc
     sees columns 0 to t where causal, else all."""
     b, h, t, n = scores_BHTN.shape
     scores, p = scores_BHTN.contiguous(), torch.empty_like(scores_BHTN, memory_format=torch.contiguous_format)
-    stride = t * n if bias is not None and bias.dim() > 2 and len(bias) > 1 else 0
-    _run("softmax", b * h * t, p, scores, training.NULL if bias is None else bias, stride, h, t, n, scale, causal)
+    seen, stride = (training.NULL, 0) if bias is None else _of_rows(bias, b, t, n)
+    _run("softmax", b * h * t, p, scores, seen, stride, h, t, n, scale, causal)
     return p
 
 

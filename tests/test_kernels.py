@@ -236,3 +236,52 @@ def test_what_torch_makes_by_default_does_not_matter() -> None:
         assert same((results(), expected))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
+    """Operands of other sizes than the kernels' loops, which torch broadcasts or refuses."""
+    x, table, keys = torch.randn(2, 3, 7, 8), torch.randn(7, 4), torch.randn(2, 3, 9, 8)
+    norm, strided, repeated = RMSNorm(8, 1e-5), RMSNorm(8, 1e-5), RMSNorm(8, 1e-5)
+    strided.weight = torch.nn.Parameter(torch.randn(16)[::2])
+    repeated.weight = torch.nn.Parameter(torch.randn(1).expand(8))
+
+    def attention(mask: Tensor) -> Callable[[], Tensor]:
+        return lambda: bf16_attention(x, keys, keys, mask, False, 0.4)
+
+    def turned(table: Tensor) -> Callable[[], Tensor]:
+        return lambda: rotate(x, table, table)
+
+    return {
+        "a norm of another width": lambda: norm(torch.randn(2, 16)),
+        "a norm with a stride": lambda: strided(x),
+        "a norm of one number": lambda: repeated(x),
+        "one row to gate": lambda: gated("relu2", x[:, :, :1], x),
+        "one row of gates": lambda: gated("relu2", x, x[:1]),
+        "gates of another width": lambda: gated("relu2", x[..., :5], x),
+        "one row of a table": turned(table[:1]),
+        "too short a table": turned(table[:6]),
+        "one table": turned(torch.randn(1, 1, 7, 4)),
+        "too few tables": turned(torch.randn(3, 1, 7, 4)),
+        "padding": attention(torch.arange(9) < torch.tensor([4, 7])[:, None, None, None]),
+        "padding, shared": attention(torch.arange(9)[None] < 5),
+        "a mask for more tokens": attention(torch.ones(8, 9, dtype=torch.bool)),
+        "fewer keys": lambda: bf16_attention(keys, x, x, None, True, 0.4),
+        "more keys": lambda: bf16_attention(x, keys, keys, None, True, 0.4),
+    }
+
+
+@pytest.mark.parametrize("case", works_on_other_sizes())
+def test_other_sizes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Kernels know no sizes but those that they are told: they would read and write past the operands' ends."""
+    work = works_on_other_sizes()[case]
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "possible", lambda *_, **__: False)
+        try:
+            expected = work()
+        except RuntimeError:
+            expected = None
+    if expected is None:
+        with pytest.raises(RuntimeError, match="size"):
+            work()
+    else:
+        assert near(([work()], [expected]), 2**-8)

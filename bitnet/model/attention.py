@@ -53,7 +53,8 @@ def _weights(scores_BHTT: Tensor, mask: Tensor | None, causal: bool, scale: floa
     """softmax(scores·scale) where tokens see each other, in the dtype of the scores."""
     t, n_keys = scores_BHTT.shape[2:]
     bias = None if mask is None else mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
-    if kernels.possible(scores_BHTT, dtype=torch.bfloat16) and n_keys <= kernels.MOST_KEYS:
+    fits = n_keys <= kernels.MOST_KEYS and (t == n_keys or not causal)
+    if fits and kernels.possible(scores_BHTT, dtype=torch.bfloat16):
         return kernels.attention_weights(scores_BHTT, bias, causal, scale)
     if bias is None:
         bias = torch.full((t, t), -torch.inf).triu_(1) if causal else torch.zeros(t, n_keys)
