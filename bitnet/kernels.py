@@ -163,7 +163,14 @@ def attention_weights(scores_BHTN: Tensor, bias: Tensor | None, causal: bool, sc
 
 
 def cross_entropy(z_NV: Tensor, targets_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of each row, in nats, and its gradient by z in fp32 or bf16; both 0 where the target is negative."""
+    """Of each row, in nats, and its gradient by z in fp32 or bf16; both 0 where the target is negative.
+
+    Raises IndexError if a target has no column.
+    """
+    z_NV, targets_N = z_NV.contiguous(), targets_N.long().contiguous()
+    largest = int(targets_N.max())
+    if largest >= z_NV.shape[1]:
+        raise IndexError(f"a target has index {largest}, expected less than the vocabulary's size, {z_NV.shape[1]}")
     loss_N, grad_NV = z_NV.new_empty(len(z_NV)), torch.empty_like(z_NV, dtype=dtype)
-    _run("entropy", len(z_NV), _floating(grad_NV), loss_N, z_NV, targets_N.contiguous(), z_NV.shape[1])
+    _run("entropy", len(z_NV), _floating(grad_NV), loss_N, z_NV, targets_N, z_NV.shape[1])
     return loss_N, grad_NV

@@ -285,3 +285,16 @@ def test_other_sizes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
             work()
     else:
         assert near(([work()], [expected]), 2**-8)
+
+
+def test_targets_without_a_logit() -> None:
+    """A kernel would read past the logits' end."""
+    with pytest.raises(IndexError, match="index 5, expected less than the vocabulary's size, 5"):
+        portion(torch.randn(3, 8), torch.randn(5, 8), None, None, torch.tensor([0, 4, 5]), 0.0)
+
+
+def test_targets_in_int32() -> None:
+    """Which a kernel would take for half as many in int64."""
+    x, w, targets = torch.randn(90, 8), torch.randn(5, 8), torch.randint(-1, 5, (90,))
+    found, expected = (portion(x, w, None, None, each, 0.0) for each in (targets.int(), targets))
+    assert same((list(found), list(expected)))
