@@ -105,8 +105,9 @@ def values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
 def scaled(sums: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     """sums · (scale / s): the same bits as torch. sums: int32 (M, N), which the result replaces in memory,
     scale: (1,) or (N,), s: (M, 1)."""
-    y = sums.view(torch.float32)
-    _run("scaled", len(y), y, scale, scale.numel() > 1, s, y.shape[1])
+    y, each = sums.view(torch.float32), len(scale) > 1
+    scale, s = scale.expand(y.shape[1] if each else 1).contiguous(), s.expand(len(y), 1).contiguous()
+    _run("scaled", len(y), y, scale, each, s, y.shape[1])
     return y
 
 

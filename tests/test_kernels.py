@@ -251,6 +251,10 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
     def turned(table: Tensor) -> Callable[[], Tensor]:
         return lambda: rotate(x, table, table)
 
+    def scaled(scale: Tensor, s: Tensor) -> Callable[[], Tensor]:
+        codes = torch.ones(6, 9, dtype=torch.int8)
+        return lambda: scaled_integer_sum(codes, codes, scale, s)
+
     return {
         "a norm of another width": lambda: norm(torch.randn(2, 16)),
         "a norm with a stride": lambda: strided(x),
@@ -265,6 +269,9 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         "padding": attention(torch.arange(9) < torch.tensor([4, 7])[:, None, None, None]),
         "padding, shared": attention(torch.arange(9)[None] < 5),
         "a mask for more tokens": attention(torch.ones(8, 9, dtype=torch.bool)),
+        "scales with a stride": scaled(torch.rand(12)[::2], torch.rand(12, 1)[::2]),
+        "too few scales": scaled(torch.rand(4), torch.rand(6, 1)),
+        "one scale of inputs": scaled(torch.rand(6), torch.rand(1, 1)),
         "fewer keys": lambda: bf16_attention(keys, x, x, None, True, 0.4),
         "more keys": lambda: bf16_attention(x, keys, keys, None, True, 0.4),
     }
