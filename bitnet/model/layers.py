@@ -2,7 +2,8 @@
 
 On a CPU these cost as much as the matrix products, because each reads and writes whole activations. So their
 backward passes are hand-written: they make fewer passes over memory, and save only inputs.
-The forward passes give the values of the plain formulas, bit for bit.
+The forward passes give the values of the plain formulas, bit for bit, but for a norm by a kernel: it adds in another
+order.
 
 No forward pass returns the result of an in-place operation: compiled by torch 2.11, such a tensor has no gradient
 (pytorch/pytorch issue 180642).

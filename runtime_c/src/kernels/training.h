@@ -87,19 +87,19 @@ typedef struct bn_train_norm_back {
     float eps;
 } bn_train_norm_back;
 
-/* Gradients of max(gate, 0)² up: of_gate = 2 grad max(gate, 0) up, of_up = grad max(gate, 0)². */
-typedef struct bn_train_gate_back {
-    float *of_gate, *of_up;
-    const float *grad, *gate, *up;
-    size_t n;
-} bn_train_gate_back;
-
 /* y = max(gate, 0)² up */
 typedef struct bn_train_gate {
     float *y;
     const float *gate, *up;
     size_t n;
 } bn_train_gate;
+
+/* Gradients of max(gate, 0)² up: of_gate = 2 grad max(gate, 0) up, of_up = grad max(gate, 0)². */
+typedef struct bn_train_gate_back {
+    float *of_gate, *of_up;
+    const float *grad, *gate, *up;
+    size_t n;
+} bn_train_gate_back;
 
 /* RoPE: row (b, h, t) of y, n values, is that of x with each pair (i, i + half) turned; values past
  * 2 half are copied. (a, b) becomes (a cos - b sin, b cos + a sin), or its inverse. */

@@ -226,13 +226,11 @@ static void entropy(const void *args, size_t first, size_t end) {
     }
 }
 
-/* clang-format off: one to a line, in the order of training.h */
 #define BN_TRAINING_KERNELS                                                                        \
     {                                                                                              \
         .codes = codes, .between = between, .magnitudes = magnitudes, .ternary = ternary,          \
         .values = values, .scaled = scaled, .norm = norm, .norm_back = norm_back, .gate = gate,    \
         .gate_back = gate_back, .rotated = rotated, .softmax = softmax, .entropy = entropy         \
     }
-/* clang-format on */
 
 #endif
