@@ -264,6 +264,7 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         "gates of another width": lambda: gated("relu2", x[..., :5], x),
         "one row of a table": turned(table[:1]),
         "too short a table": turned(table[:6]),
+        "too wide a table": turned(torch.randn(7, 5)),
         "one table": turned(torch.randn(1, 1, 7, 4)),
         "too few tables": turned(torch.randn(3, 1, 7, 4)),
         "padding": attention(torch.arange(9) < torch.tensor([4, 7])[:, None, None, None]),

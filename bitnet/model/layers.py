@@ -62,9 +62,10 @@ class _Rotated(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
-    if x.dim() == 4 and kernels.possible(x, cos, sin):
+    half = cos.shape[-1]
+    if x.dim() == 4 and 2 * half <= x.shape[-1] and kernels.possible(x, cos, sin):
         return kernels.rotated(x, cos, sin, inverse)
-    half, sin = cos.shape[-1], -sin if inverse else sin
+    sin = -sin if inverse else sin
     a, b, rest = x.tensor_split((half, 2 * half), -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
