@@ -204,12 +204,16 @@ def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     return whole
 
 
+def _toward(v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+    return torch.lerp(v, v_q.to(v.dtype), amount.to(v.dtype) if isinstance(amount, Tensor) else amount)
+
+
 class _Partly(torch.autograd.Function):
     """v + λ·(v_q − v) with the straight-through estimator: v itself at λ = 0, v_q at λ = 1, bit for bit."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
-        return torch.lerp(v, v_q.to(v.dtype), amount.to(v.dtype) if isinstance(amount, Tensor) else amount)
+        return _toward(v, v_q, amount)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -224,7 +228,7 @@ class _Between(torch.autograd.Function):
         if isinstance(amount, float) and kernels.possible(x):
             return kernels.between(x, amount)
         q, s = activation_codes(x)
-        return torch.lerp(x, (q / s).to(x.dtype), amount.to(x.dtype) if isinstance(amount, Tensor) else amount)
+        return _toward(x, q / s, amount)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -38,7 +38,7 @@ class Muon(torch.optim.Optimizer):
             updates = self._momentum(group["params"])
             alike: dict[Any, list[Tensor]] = {}
             for p in updates:
-                together = id(p) if parallel.is_sharded(p) else p.shape  # a sharded matrix stays by itself
+                together = id(p) if parallel.is_sharded(p) else (p.shape, p.dtype)  # a sharded matrix stays by itself
                 alike.setdefault(together, []).append(p)
             for matrices in alike.values():
                 self._turn(matrices, [updates[p] for p in matrices], group["lr"], group["weight_decay"])
