@@ -103,7 +103,7 @@ sanitize: .venv/test
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime*.py tests/test_kernels.py
+	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime*.py tests/test_kernels*.py
 
 build/clients/installed: tests/clients.txt
 	@echo 'Installing clients for the server, outside .venv: 0.6 GB ...'

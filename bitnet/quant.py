@@ -70,7 +70,7 @@ def expand_scale(gamma: Tensor, n: int, k: int) -> Tensor:
 def ternary_codes(w: Tensor, scope: str = "tensor") -> tuple[Tensor, Tensor]:
     """T = clamp(round(W/γ), -1, 1) as int8 (N, K), and γ."""
     gamma = weight_scale(w, scope)
-    if scope != "group" and kernels.possible(w, gamma):
+    if scope != "group" and kernels.possible(w):
         return kernels.ternary_codes(w, gamma), gamma
     codes = (w.detach().float() / expand_scale(gamma, *w.shape)).round_().clamp_(-1, 1).to(torch.int8)
     return codes, gamma
@@ -225,8 +225,8 @@ class _Between(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, amount: float | Tensor) -> Tensor:
-        if isinstance(amount, float) and kernels.possible(x):
-            return kernels.between(x, amount)
+        if kernels.possible(x):
+            return kernels.between(x, float(amount))
         q, s = activation_codes(x)
         return _toward(x, q / s, amount)
 

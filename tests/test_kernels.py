@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bitnet import kernels, quant
-from bitnet.config import ModelConfig
 from bitnet.integer_sum import scaled_integer_sum
 from bitnet.model.attention import bf16_attention
 from bitnet.model.head import portion
 from bitnet.model.layers import RMSNorm, gated, rotate
-from bitnet.model.transformer import Transformer
 from bitnet_runtime import training
+from bitnet_runtime._native import ffi
+from both_ways import a_step, both_ways, near, same, wide
 
 SHAPES = [(1, 1), (2, 65, 17), (training.ROWS, 16), (3 * training.ROWS + 1, 48), (5, 1100)]
 """Rows of one block and of several, rows of whole vectors and others."""
-
-Results = list[Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -31,69 +31,9 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def both_ways(
-    monkeypatch: pytest.MonkeyPatch, work: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor
-) -> tuple[Results, Results]:
-    """Outputs of work(*inputs), and their gradients where inputs require them: by kernels and by torch.
-
-    The kernels give the same bits in one thread and in three.
-    """
-
-    def results() -> Results:
-        made = work(*inputs)
-        outputs = list(made) if isinstance(made, tuple) else [made]
-        learns = [x for x in inputs if x.requires_grad]
-        if not learns:
-            return outputs
-        generator = torch.Generator().manual_seed(1)
-        grads = [torch.randn(y.shape, generator=generator) for y in outputs]
-        return [*outputs, *torch.autograd.grad(outputs, learns, grads)]
-
-    found = []
-    for n in (1, 3):
-        torch.set_num_threads(n)
-        found.append(results())
-    assert all(a.equal(b) for a, b in zip(*found, strict=True))
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "possible", lambda *_, **__: False)
-        return found[0], results()
-
-
-def same(pair: tuple[Results, Results]) -> bool:
-    return all(a.equal(b) and a.dtype == b.dtype for a, b in zip(*pair, strict=True))
-
-
-def near(pair: tuple[Results, Results], share: float) -> bool:
-    """Whether no value differs by more than this share of the largest."""
-    return all((a - b).abs().max() <= share * b.abs().max() and a.dtype == b.dtype for a, b in zip(*pair, strict=True))
-
-
-def test_they_run_here() -> None:
-    """Or all tests of this file would compare torch with itself."""
-    assert kernels.possible(torch.ones(1), torch.nn.Parameter(torch.ones(1)))
-
-
-class Subclass(torch.Tensor):
-    """Whose memory may not be where it says, like that of a sharded tensor."""
-
-
-def test_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = torch.ones(1)
-    refused = [one.double(), one.bfloat16(), one[:0], one.as_subclass(Subclass), one.to("meta")]
-    for x in refused:
-        assert not kernels.possible(one, x)
-    assert kernels.possible(one.bfloat16(), dtype=torch.bfloat16)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert not kernels.possible(one)
-    monkeypatch.setattr(kernels, "_kernels", lambda: None)  # as on macOS
-    assert not kernels.possible(one)
-    assert quant.activation_codes(one)[0].item() == 127
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_quantization(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape) * 3
+    x = wide(shape).mul_(3)
     x[0] = 0
     x[-1, ..., 0] = 2.5  # s is 50.8, so values of 1/101.6 are halfway
     assert same(both_ways(monkeypatch, quant.activation_codes, x))
@@ -101,32 +41,61 @@ def test_quantization(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert same(both_ways(monkeypatch, lambda: quant.activation_values(q, s, dtype)))  # noqa: B023
     codes = torch.randint(-1, 2, (24, max(shape[-1], 2)), dtype=torch.int8)[:, : shape[-1]].contiguous()
-    for scale in (torch.rand(1), torch.rand(24)):
-        assert same(both_ways(monkeypatch, lambda: scaled_integer_sum(q, codes, scale, s)))  # noqa: B023
+    for n, scale in ((24, torch.rand(1)), (24, torch.rand(24)), (2, torch.rand(2))):
+        assert same(both_ways(monkeypatch, lambda: scaled_integer_sum(q, codes[:n], scale, s)))  # noqa: B023
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_partial_quantization(shape: tuple[int, ...]) -> None:
+    """The ends are exact. Between them torch fuses a multiplication with an addition: the last bit may differ."""
+    x = wide(shape).mul_(3)
+    x[-1, ..., 0] = 2.5
+    q, s = quant.activation_codes(x)
+    for amount in (0.0, 0.25, 0.75, 1.0):
+        pair = [kernels.between(x, amount)], [torch.lerp(x, q / s, amount)]
+        assert near(pair, 2**-23) and (0 < amount < 1 or same(pair))
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 17), (70, 48), (training.ROWS + 1, 1100)])
+@pytest.mark.parametrize("scope", ["tensor", "row", "group"])
+def test_weights(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], scope: str) -> None:
+    ordinary, fine = torch.randn(shape), (torch.randint(50_000, 90_000, shape) + 0.5) * 2.0**-32  # halves of a unit
+    ordinary[0] *= 3
+    for w in (ordinary, -fine, ordinary.T.contiguous().T, ordinary.double()):
+        assert same(both_ways(monkeypatch, lambda: quant.ternary_codes(w, scope)))  # noqa: B023
 
 
 def test_halves_are_rounded_to_even() -> None:
     x = torch.tensor([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 126.49]])
-    assert quant.activation_codes(x)[0].tolist() == [[127, 0, 2, 2, 0, -2, -126, 126]]
+    for rounded in (quant.activation_codes(x)[0], kernels.between(x, 1.0)):
+        assert rounded.tolist() == [[127, 0, 2, 2, 0, -2, -126, 126]]
+    gamma = torch.rand(200) + 0.5
+    half, more = gamma / 2, torch.nextafter(gamma / 2, gamma)
+    w = torch.stack([half, more, -half, -more], dim=1)
+    assert kernels.ternary_codes(w, gamma).tolist() == [[0, 1, 0, -1]] * 200
 
 
 def test_bf16_is_rounded_to_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All codes over all scales in a binade and a half."""
-    q = torch.arange(-127, 128, dtype=torch.int8)[None].repeat(384, 1)
-    s = torch.linspace(1, 2.5, 384)[:, None]
+    """All codes over scales in a binade. ±127 over every other scale is halfway between two numbers."""
+    q = torch.arange(-127, 128, dtype=torch.int8)[None].repeat(256, 1)
+    s = 127 / torch.arange(256, 512)[:, None]
     assert same(both_ways(monkeypatch, lambda: quant.activation_values(q, s, torch.bfloat16)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_so(bad: float) -> None:
     """A run that diverges must see it in the loss."""
+    nan = torch.tensor([[2**31 - 1]], dtype=torch.int32).view(torch.float32)  # would carry into the sign if rounded
+    assert quant.activation_values(torch.ones(1, 1, dtype=torch.int8), nan, torch.bfloat16).isnan()
     x = torch.randn(70, 33)
     x[3, 7] = bad
     q, s = quant.activation_codes(x)
     y = scaled_integer_sum(q, torch.ones(4, 33, dtype=torch.int8), torch.ones(1), s)
     assert not y[3].isfinite().any() and y[[*range(3), *range(4, 70)]].isfinite().all()
     assert not RMSNorm(33, 1e-5)(x)[3, 7].isfinite()
-    assert gated("relu2", torch.full((2, 3), float("nan")), torch.ones(2, 3)).isnan().all()
+    gate = torch.full((2, 3), float("nan"), requires_grad=True)
+    y = gated("relu2", gate, torch.ones(2, 3))
+    assert y.isnan().all() and torch.autograd.grad(y.sum(), gate)[0].isnan().all()
     loss, grad = portion(x, torch.randn(5, 33), None, None, torch.zeros(70, dtype=torch.long), 0.0)
     assert not loss.isfinite() and grad[3].isnan().any() and grad[4].isfinite().all()
 
@@ -142,28 +111,35 @@ def test_norm(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
         y: Tensor = norm(x)
         return y
 
-    wide = torch.randn(*shape[:-1], 2 * shape[-1])[..., : shape[-1]]  # not contiguous
-    for x in (torch.randn(shape), wide):
+    for x in (torch.randn(shape), wide(shape)):
         assert near(both_ways(monkeypatch, work, x.requires_grad_(), norm.weight), 1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gate(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    gate, up = (torch.randn(shape).requires_grad_() for _ in range(2))
+    gate, up = (wide(shape).requires_grad_() for _ in range(2))
     assert same(both_ways(monkeypatch, lambda gate, up: gated("relu2", gate, up), gate, up))
 
 
 @pytest.mark.parametrize("half", [1, 3, 16])
-@pytest.mark.parametrize("tables", [(70,), (2, 1, 70)])
+@pytest.mark.parametrize("tables", [(), (1, 1), (2, 1)])
 def test_rotation(monkeypatch: pytest.MonkeyPatch, half: int, tables: tuple[int, ...]) -> None:
-    angle = torch.randn(*tables, half)
+    angle = torch.randn(*tables, half, 70).mT
     by_token, by_value = torch.randn(2, 70, 3, 40).transpose(1, 2), torch.randn(2, 3, 40, 70).mT
     for x in (by_token, by_value):
         work = lambda x: rotate(x, angle.cos(), angle.sin())  # noqa: E731
         assert same(both_ways(monkeypatch, work, x.requires_grad_()))
 
 
-@pytest.mark.parametrize("seen", ["causal", "all", "mask", "a mask for each", "long"])
+@pytest.mark.parametrize(("one", "other"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_inputs_of_two_dtypes(monkeypatch: pytest.MonkeyPatch, one: torch.dtype, other: torch.dtype) -> None:
+    x, y = (torch.randn(1, 2, 3, 4, dtype=dtype).requires_grad_() for dtype in (one, other))
+    assert same(both_ways(monkeypatch, lambda x, y: gated("relu2", x, y), x, y))
+    cos, sin = torch.randn(2, 3, 2, dtype=other)
+    assert same(both_ways(monkeypatch, lambda x: rotate(x, cos, sin), x))
+
+
+@pytest.mark.parametrize("seen", ["causal", "all", "mask", "one for all", "one for each", "long"])
 def test_attention(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     """A weight that rounds to bf16 the other way differs by 2⁻⁸ of itself."""
     t = 1 if seen == "long" else 70
@@ -171,138 +147,86 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     q, k, v = (torch.randn(2, heads, m, 8).requires_grad_() for heads, m in ((4, t), (2, n), (2, n)))
     mask = None
     if seen not in ("causal", "all"):
-        mask = torch.rand(*((2, 1) if seen == "a mask for each" else ()), t, n) < 0.3
+        mask = torch.rand(*{"one for all": (1, 1), "one for each": (2, 1)}.get(seen, ()), t, n) < 0.3
         mask[..., 0] = True
-    work = lambda q, k, v: bf16_attention(q, k, v, mask, seen == "causal", 0.4)  # noqa: E731
+    work = lambda q, k, v: bf16_attention(q, k, v, mask, seen in ("causal", "mask"), 0.4)  # noqa: E731
     assert near(both_ways(monkeypatch, work, q, k, v), 2**-8)
 
 
+def test_scores_in_any_order() -> None:
+    scores = torch.randn(2, 9, 3, 7).bfloat16().transpose(1, 2)
+    p, expected = (kernels.attention_weights(x, None, False, 1.0) for x in (scores, scores.contiguous()))
+    assert p.equal(expected)
+
+
 def test_attention_to_more_keys_than_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, kernels.MOST_KEYS + 1, 8)
-    mask = torch.ones(2, kernels.MOST_KEYS + 1, dtype=torch.bool)
-    assert same(both_ways(monkeypatch, lambda: bf16_attention(q, k, k, mask, False, 0.4)))
+    taken = []
+
+    def noted(scores: Tensor, *_: Any) -> Tensor:
+        taken.append(scores.shape[-1])
+        return scores
+
+    monkeypatch.setattr(kernels, "attention_weights", noted)
+    for n in (kernels.MOST_KEYS, kernels.MOST_KEYS + 1):
+        q, k, mask = torch.ones(1, 1, 2, 8), torch.ones(1, 1, n, 8), torch.ones(2, n, dtype=torch.bool)
+        bf16_attention(q, k, k, mask, False, 0.4)
+    assert taken == [kernels.MOST_KEYS]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 50, 1025, 2500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy(monkeypatch: pytest.MonkeyPatch, vocabulary: int, dtype: torch.dtype) -> None:
     """fp32: an exponential is off by 2e-7 at most, and the sum of 2,500 by as much. bf16: rounded the other way."""
     x, w = torch.randn(66, 12, dtype=dtype), torch.randn(vocabulary, 12, dtype=dtype)
-    targets = torch.randint(-1, vocabulary, (66,))
+    targets = torch.randint(-1, vocabulary, (66, 2))[:, 0]
     targets[0], targets[1] = -1, vocabulary - 1
     found, expected = both_ways(monkeypatch, lambda: portion(x, w, None, None, targets, 0.0))
     assert near((found[:1], expected[:1]), 1e-6) and near(
         (found[1:], expected[1:]), 2**-8 if w.dtype != x.float().dtype else 2e-6
     )
     assert not found[1][targets < 0].any() and found[1].dtype == dtype
+    z = torch.randn(66, vocabulary)
+    rounded, exact = (kernels.cross_entropy(z, targets, to)[1] for to in (torch.bfloat16, torch.float32))
+    assert rounded.equal(exact.bfloat16())
+
+
+@pytest.mark.parametrize("most", [-300.0, 0.0, 300.0])
+def test_exponentials(most: float) -> None:
+    """Off by 2e-7 of the result, as the sum is. Only differences to the largest score count, in any column."""
+    z, targets = most - 86 * torch.rand(50, 50).fill_diagonal_(0), torch.arange(50).roll(1)
+    loss, grad = kernels.cross_entropy(z, targets, torch.float32)
+    torch.testing.assert_close(loss, F.cross_entropy(z.double(), targets, reduction="none").float(), rtol=5e-7, atol=0)
+    grad.scatter_(1, targets[:, None], 0)
+    expected = z.double().softmax(-1).float().scatter_(1, targets[:, None], 0)
+    torch.testing.assert_close(grad, expected, rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("most", [-300.0, 300.0])
+def test_masked_weights_are_0(monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    q, k, v = torch.full((1, 1, 9, 8), most / 8), torch.rand(1, 1, 9, 8) + 1, torch.randn(1, 1, 9, 8)
+    v[..., 8, :] = 3e38
+    seen = torch.ones(9, 9, dtype=torch.bool).tril(-1).logical_or_(torch.eye(9, dtype=torch.bool)[0])
+    assert near(both_ways(monkeypatch, lambda: bf16_attention(q, k, v, seen, False, 1.0)), 2**-8)
 
 
 @pytest.mark.parametrize("amount", [0.5, 1.0])
 @pytest.mark.parametrize("precise", [True, False])
 def test_a_step(monkeypatch: pytest.MonkeyPatch, amount: float, precise: bool) -> None:
     """A norm's last bit may move a code by one, so gradients differ by more than floats do: 2 % of the largest."""
-    config = ModelConfig(
-        vocab_size=90, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, max_context=80
-    )
-    model, tokens = Transformer(config), torch.randint(0, 90, (2, 81))
-
-    def work(*_: Tensor) -> Tensor:
-        with model.partly_quantized(amount), torch.autocast("cpu", torch.bfloat16, enabled=not precise):
-            return model.loss(tokens[:, :-1], tokens[:, 1:])
-
-    found, expected = both_ways(monkeypatch, work, *model.parameters())
+    work, parameters = a_step(amount, precise)
+    found, expected = both_ways(monkeypatch, work, *parameters)
     assert near((found[:1], expected[:1]), 1e-3) and near((found[1:], expected[1:]), 0.02)
 
 
-def test_what_torch_makes_by_default_does_not_matter() -> None:
-    """Kernels write fp32 into memory that is made for them, and read it from masks."""
-    x, angle = torch.randn(2, 4, 70, 8), torch.randn(70, 4)
-    rows, targets = x.flatten(0, -2), torch.zeros(560, dtype=torch.long)
-    mask, norm = torch.ones(70, 70, dtype=torch.bool).tril(), RMSNorm(8, 1e-5)
+def test_steps_run_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, run = set(), training.Kernels.run
 
-    def results() -> Results:
-        return [
-            *quant.activation_codes(x),
-            *quant.ternary_codes(rows),
-            rotate(x, angle.cos(), angle.sin()),
-            *portion(rows, rows[:9], None, None, targets, 0.0),
-            bf16_attention(x, x, x, mask, False, 0.4),
-            *torch.autograd.grad(norm(x), norm.weight, x),
-        ]
+    def noted(self: training.Kernels, name: str, *rest: Any) -> None:
+        used.add(name)
+        run(self, name, *rest)
 
-    expected = results()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert same((results(), expected))
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
-    """Operands of other sizes than the kernels' loops, which torch broadcasts or refuses."""
-    x, table, keys = torch.randn(2, 3, 7, 8), torch.randn(7, 4), torch.randn(2, 3, 9, 8)
-    norm, strided, repeated = RMSNorm(8, 1e-5), RMSNorm(8, 1e-5), RMSNorm(8, 1e-5)
-    strided.weight = torch.nn.Parameter(torch.randn(16)[::2])
-    repeated.weight = torch.nn.Parameter(torch.randn(1).expand(8))
-
-    def attention(mask: Tensor) -> Callable[[], Tensor]:
-        return lambda: bf16_attention(x, keys, keys, mask, False, 0.4)
-
-    def turned(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: rotate(x, table, table)
-
-    def scaled(scale: Tensor, s: Tensor) -> Callable[[], Tensor]:
-        codes = torch.ones(6, 9, dtype=torch.int8)
-        return lambda: scaled_integer_sum(codes, codes, scale, s)
-
-    return {
-        "a norm of another width": lambda: norm(torch.randn(2, 16)),
-        "a norm with a stride": lambda: strided(x),
-        "a norm of one number": lambda: repeated(x),
-        "one row to gate": lambda: gated("relu2", x[:, :, :1], x),
-        "one row of gates": lambda: gated("relu2", x, x[:1]),
-        "gates of another width": lambda: gated("relu2", x[..., :5], x),
-        "one row of a table": turned(table[:1]),
-        "too short a table": turned(table[:6]),
-        "too wide a table": turned(torch.randn(7, 5)),
-        "one table": turned(torch.randn(1, 1, 7, 4)),
-        "too few tables": turned(torch.randn(3, 1, 7, 4)),
-        "padding": attention(torch.arange(9) < torch.tensor([4, 7])[:, None, None, None]),
-        "padding, shared": attention(torch.arange(9)[None] < 5),
-        "a mask for more tokens": attention(torch.ones(8, 9, dtype=torch.bool)),
-        "scales with a stride": scaled(torch.rand(12)[::2], torch.rand(12, 1)[::2]),
-        "too few scales": scaled(torch.rand(4), torch.rand(6, 1)),
-        "one scale of inputs": scaled(torch.rand(6), torch.rand(1, 1)),
-        "fewer keys": lambda: bf16_attention(keys, x, x, None, True, 0.4),
-        "more keys": lambda: bf16_attention(x, keys, keys, None, True, 0.4),
-    }
-
-
-@pytest.mark.parametrize("case", works_on_other_sizes())
-def test_other_sizes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Kernels know no sizes but those that they are told: they would read and write past the operands' ends."""
-    work = works_on_other_sizes()[case]
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "possible", lambda *_, **__: False)
-        try:
-            expected = work()
-        except RuntimeError:
-            expected = None
-    if expected is None:
-        with pytest.raises(RuntimeError, match="size"):
-            work()
-    else:
-        assert near(([work()], [expected]), 2**-8)
-
-
-def test_targets_without_a_logit() -> None:
-    """A kernel would read past the logits' end."""
-    with pytest.raises(IndexError, match="index 5, expected less than the vocabulary's size, 5"):
-        portion(torch.randn(3, 8), torch.randn(5, 8), None, None, torch.tensor([0, 4, 5]), 0.0)
-
-
-def test_targets_in_int32() -> None:
-    """Which a kernel would take for half as many in int64."""
-    x, w, targets = torch.randn(90, 8), torch.randn(5, 8), torch.randint(-1, 5, (90,))
-    found, expected = (portion(x, w, None, None, each, 0.0) for each in (targets.int(), targets))
-    assert same((list(found), list(expected)))
+    monkeypatch.setattr(training.Kernels, "run", noted)
+    for amount, precise in ((0.5, True), (1.0, False)):
+        work, parameters = a_step(amount, precise)
+        torch.autograd.grad(work(), parameters)
+    assert used == set(dir(ffi.new("bn_training_kernels *")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
@@ -72,6 +72,25 @@ def test_precise_steps_are_those_of_fp32() -> None:
     p.grad = torch.randn(16, 16)
     Muon([{"params": [p], "lr": 1 / (SIZE * 4)}], precise=True).step()
     torch.testing.assert_close(p.detach(), -orthogonal(p.grad), rtol=0, atol=1e-4)  # bf16 is off by 0.01
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_only_the_products_are_in_bf16(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Alone or in a stack: a step is not rounded again when the rate multiplies it."""
+    torch.manual_seed(0)
+    made = []
+
+    def noted(x: Tensor) -> Tensor:
+        assert x.dtype == torch.bfloat16
+        made.append(orthogonal(x))
+        return made[-1]
+
+    monkeypatch.setattr("bitnet.train.muon.orthogonal", noted)
+    matrices = [nn.Parameter(torch.zeros(16, 8)) for _ in range(n)]
+    for p in matrices:
+        p.grad = torch.randn(16, 8)
+    Muon([{"params": matrices, "lr": 0.3}]).step()
+    assert torch.stack([p.detach() for p in matrices]).equal(-made[0].view(n, 16, 8).float() * (SIZE * 4 * 0.3))
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

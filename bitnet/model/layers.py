@@ -63,7 +63,7 @@ class _Rotated(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     half = cos.shape[-1]
-    if x.dim() == 4 and 2 * half <= x.shape[-1] and kernels.possible(x, cos, sin):
+    if 2 * half <= x.shape[-1] and kernels.possible(x, cos, sin):
         return kernels.rotated(x, cos, sin, inverse)
     sin = -sin if inverse else sin
     a, b, rest = x.tensor_split((half, 2 * half), -1)

@@ -27,13 +27,12 @@ static void codes(const void *args, size_t first, size_t end) {
 
 static void between(const void *args, size_t first, size_t end) {
     const bn_train_between a = *(const bn_train_between *)args;
-    const int near = a.amount < 0.5f; /* measured from the nearer end, which is then exact */
     for (size_t row = first; row < end; row++) {
         const float *x = a.x + row * a.n, s = 127 / magnitude_of(x, a.n);
         float *y = a.y + row * a.n;
         for (size_t i = 0; i < a.n; i++) {
-            const float q = x[i] * s + 12582912 - 12582912, to = q / s, difference = to - x[i];
-            y[i] = near ? x[i] + a.amount * difference : to - (1 - a.amount) * difference;
+            const float q = x[i] * s + 12582912 - 12582912, to = q / s;
+            y[i] = x[i] + a.amount * (to - x[i]); /* exact at 1: to is 0, or x/2 to 2x */
         }
     }
 }
@@ -208,7 +207,7 @@ INLINE float entropy_of(bn_floating of_z, const float *z, size_t target, size_t 
         for (size_t j = 0; j < some && of_z.f32; j++)
             of_z.f32[i + j] = part[j];
     }
-    return most + logf(sum) - z[target];
+    return most - z[target] + logf(sum);
 }
 
 static void entropy(const void *args, size_t first, size_t end) {

@@ -38,9 +38,8 @@ INLINE uint16_t to_bf16(float x) {
  * error is below 2e-7 of the result. */
 INLINE float exp_of(float x) {
     const float round = 12582912; /* 1.5 * 2^23: adding it rounds to an integer, its low bits */
-    const float at = x < -87 ? -87 : x;
-    const float shifted = at * BN_LOG2E + round, n = shifted - round;
-    const float r = at - n * BN_LN2_HI - n * BN_LN2_LO;
+    const float shifted = x * BN_LOG2E + round, n = shifted - round;
+    const float r = x - n * BN_LN2_HI - n * BN_LN2_LO;
     float y = BN_EXP_C6;
     y = y * r + BN_EXP_C5;
     y = y * r + BN_EXP_C4;
