@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bitnet.float_product import linear
-from bitnet.quant import raised, ternary_linear
+from bitnet.straight_through import raised, ternary_linear
 
 
 class FloatLinear(nn.Linear):
@@ -23,7 +23,7 @@ class BitLinear(nn.Linear):
 
     x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype. Raises ValueError
     if x has another width.
-    `amount` is λ as in `bitnet.quant`: below 1 only while quantizers are phased in.
+    `amount` is λ as in `bitnet.straight_through`: below 1 only while quantizers are phased in.
     """
 
     amount: float | Tensor = 1.0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
-from bitnet.quant import embedding_rows
+from bitnet.straight_through import embedding_rows
 from bitnet_export.packed.random_model import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.defaults import resolve

@@ -14,7 +14,7 @@ from bitnet.config import ModelConfig, not_yet
 from bitnet.model.draft import STEPS, Steps, accepted
 from bitnet.model.head import draft_loss
 from bitnet.model.transformer import Transformer
-from bitnet.quant import embedding_rows
+from bitnet.straight_through import embedding_rows
 from bitnet_export.packed import random_model
 from bitnet_export.packed.reader import PackedFile
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bitnet import quant
+from bitnet import straight_through
 from bitnet.bitlinear import project
 from bitnet.model.layers import ACTIVATIONS
 from bitnet.model.positions import rope_frequencies, rope_tables
@@ -222,7 +222,7 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
     model = Checkpoint.open(folder).model
     x = torch.from_numpy(real_tokens(Checkpoint.open(folder), 1024)[0].reshape(-1, 64))[:, :-1]
     with torch.no_grad():
-        x = quant.embedding_rows(x, model.embedding.weight, "int8")
+        x = straight_through.embedding_rows(x, model.embedding.weight, "int8")
         cos, sin = rope_tables(SMALL, x.shape[1], like=x)
         for i, layer in enumerate(model.layers):
             x = x + layer.attention(layer.attn_norm(x), cos, sin)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitnet import quant
+from bitnet import straight_through
 from bitnet.bitlinear import BitLinear, project
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
@@ -63,17 +63,18 @@ def test_an_adapter_takes_what_its_layer_has_quantized(bf16: bool, monkeypatch: 
         torch.randn(3, 5, 40, requires_grad=True),
         [p for layer in layers for p in layer.parameters() if p.requires_grad],
     )
-    count, codes = [], quant.activation_codes
-    monkeypatch.setattr(quant, "activation_codes", lambda x: count.append(1) or codes(x))
+    count, codes = [], straight_through.activation_codes
+    monkeypatch.setattr(straight_through, "activation_codes", lambda x: count.append(1) or codes(x))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         found = project(x, *layers)
         assert len(count) == 1
         expected = []
         for layer in layers:
-            y = quant.ternary_linear(x, layer.weight)[0]
+            y = straight_through.ternary_linear(x, layer.weight)[0]
             y = y if layer.bias is None else y + layer.bias
             if layer.adapter_in is not None and layer.adapter_out is not None:
-                y = y + quant.raised(quant.output_logits(x, layer.adapter_in, "int8"), layer.adapter_out)
+                low = straight_through.output_logits(x, layer.adapter_in, "int8")
+                y = y + straight_through.raised(low, layer.adapter_out)
             expected.append(y)
     for a, b in zip(found, expected, strict=True):
         assert a.equal(b)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bitnet import integer_sum, quant
+from bitnet import integer_sum, quant, straight_through
 from bitnet.bitlinear import BitLinear, project
 
 
@@ -86,8 +86,8 @@ def test_quantizers_divide_by_tensors() -> None:
     with Divisions() as found:
         quant.row_codes(w)
         for scope in ("tensor", "row", "group"):
-            quant.ternary_linear(w, w, scope=scope, amount=0.5)
-            quant.ternary_linear(w, w, scope=scope)
+            straight_through.ternary_linear(w, w, scope=scope, amount=0.5)
+            straight_through.ternary_linear(w, w, scope=scope)
     assert len(found.by) > 6 and all(isinstance(by, Tensor) for by in found.by)
 
 
@@ -111,7 +111,7 @@ def test_ternary_linear_by_hand() -> None:
     # x: s = 127/2; q = (127, -64), for -1·63.5 = -63.5 → -64. W: γ = 2, T = ((1, -1), (0, 1)).
     # Σ = (191, -64), y = Σ · (2 / 63.5).
     x, w = tensor([[2.0, -1.0]]), tensor([[3.0, -3.0], [0.0, 2.0]])
-    (y,) = quant.ternary_linear(x, w)
+    (y,) = straight_through.ternary_linear(x, w)
     factor = torch.tensor(2.0) / torch.tensor(63.5)
     assert y.equal(tensor([[191.0, -64.0]]) * factor)
 
@@ -120,7 +120,7 @@ def test_gradients_pass_straight_through() -> None:
     # grad_x = g · (γT), grad_W = gᵀ · (q/s), by hand with the numbers above and g = (1, 10).
     x = tensor([[2.0, -1.0]], requires_grad=True)
     w = tensor([[3.0, -3.0], [0.0, 2.0]], requires_grad=True)
-    quant.ternary_linear(x, w)[0].backward(tensor([[1.0, 10.0]]))
+    straight_through.ternary_linear(x, w)[0].backward(tensor([[1.0, 10.0]]))
     assert x.grad is not None and x.grad.tolist() == [[2.0, 18.0]]  # 1·2 + 10·0, -1·2 + 10·2
     x_q = tensor([127.0, -64.0]) / 63.5
     assert w.grad is not None and w.grad.equal(torch.stack([x_q, 10 * x_q]))
@@ -129,7 +129,7 @@ def test_gradients_pass_straight_through() -> None:
 def test_head_by_hand() -> None:
     # x: s = 1, q = (127, 64). Rows: σ = 2 and 1. Σ = (127·127 + 64·0, 127·0 + 64·127).
     x, w = tensor([[127.0, 63.5]], requires_grad=True), tensor([[254.0, 1.0], [0.0, 127.0]], requires_grad=True)
-    y = quant.output_logits(x, w, "int8")
+    y = straight_through.output_logits(x, w, "int8")
     assert y.tolist() == [[16129.0 * 2, 8128.0]]
     y.backward(tensor([[1.0, 1.0]]))
     assert x.grad is not None and x.grad.tolist() == [[254.0, 127.0]]
@@ -140,7 +140,7 @@ def test_head_by_hand() -> None:
 def test_embedding_rows_are_stored_rows_with_identity_gradient(storage: str) -> None:
     w = torch.randn(5, 8, requires_grad=True)
     tokens = tensor([[1, 3], [3, 0]])
-    rows = quant.embedding_rows(tokens, w, storage)
+    rows = straight_through.embedding_rows(tokens, w, storage)
     assert rows.shape == (2, 2, 8) and rows.equal(quant.stored_rows(w, storage)[tokens])
     rows.backward(torch.ones_like(rows))
     assert w.grad is not None and w.grad[:, 0].tolist() == [1.0, 1.0, 0.0, 2.0, 0.0]
@@ -149,7 +149,7 @@ def test_embedding_rows_are_stored_rows_with_identity_gradient(storage: str) -> 
 @pytest.mark.parametrize("storage", ["f16", "f32"])
 def test_float_head_multiplies_stored_rows(storage: str) -> None:
     x, w = torch.randn(3, 8), torch.randn(5, 8, requires_grad=True)
-    y = quant.output_logits(x, w, storage)
+    y = straight_through.output_logits(x, w, storage)
     assert torch.allclose(y, x @ quant.stored_rows(w, storage).T, rtol=1e-6, atol=1e-5)  # fp32 adds in any order
     y.sum().backward()
     assert w.grad is not None and torch.allclose(w.grad, x.sum(0).expand(5, 8))
@@ -163,10 +163,10 @@ def _same_weights(scope: str) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("scope", ["tensor", "row", "group"])
 def test_sharing_the_input_changes_no_bit(scope: str) -> None:
     x, weights = _same_weights(scope)
-    together = quant.ternary_linear(x, *weights, scope=scope)
+    together = straight_through.ternary_linear(x, *weights, scope=scope)
     for y, w in zip(together, weights, strict=True):
         assert y.shape == (2, 7, w.shape[0])
-        assert y.equal(quant.ternary_linear(x, w, scope=scope)[0])
+        assert y.equal(straight_through.ternary_linear(x, w, scope=scope)[0])
 
 
 @pytest.mark.parametrize("shape", [(3, 300), (64, 4096), (5, 1)])
@@ -193,7 +193,7 @@ def test_forward_and_backward_agree_with_float_products(scope: str) -> None:
     codes, gamma = quant.ternary_codes(w, scope)
     q, s = quant.activation_codes(x)
     w_q, x_q = codes * quant.expand_scale(gamma, *codes.shape).double(), q.double() / s
-    (y,) = quant.ternary_linear(x, w, scope=scope)
+    (y,) = straight_through.ternary_linear(x, w, scope=scope)
     assert torch.allclose(y.double(), x_q @ w_q.T, rtol=1e-5, atol=1e-5)  # fp32 against fp64
     grad = torch.randn_like(y)
     y.backward(grad)
@@ -226,7 +226,7 @@ def test_autocast_changes_gradients_only() -> None:
     for enabled in (False, True):
         a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            (y,) = quant.ternary_linear(a, b)
+            (y,) = straight_through.ternary_linear(a, b)
         y.backward(torch.ones_like(y))
         assert a.grad is not None and b.grad is not None and a.grad.dtype == b.grad.dtype == torch.float32
         results.append((y, a.grad, b.grad))
@@ -252,14 +252,14 @@ def test_bytes_that_are_kept_of_a_weight(amount: float, precision: str, size: in
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
     ):
-        made = quant.ternary_linear(x, w, amount=amount)
+        made = straight_through.ternary_linear(x, w, amount=amount)
     assert made and sum(kept.values()) == size * w.numel()
 
 
 def test_fp64_activations_meet_the_same_quantizers() -> None:
     x, (w, *_) = _same_weights("tensor")
-    (y,) = quant.ternary_linear(x, w)
-    (y64,) = quant.ternary_linear(x.double(), w.double())
+    (y,) = straight_through.ternary_linear(x, w)
+    (y64,) = straight_through.ternary_linear(x.double(), w.double())
     assert y64.dtype == torch.float64 and y64.equal(y.double())
 
 
@@ -292,6 +292,6 @@ def test_bitlinear_and_project() -> None:
     ternary, plain = BitLinear(24, 8, bias=True), torch.nn.Linear(24, 4)
     x = torch.randn(2, 3, 24)
     y = ternary(x)
-    assert y.equal(quant.ternary_linear(x, ternary.weight)[0] + ternary.bias)
+    assert y.equal(straight_through.ternary_linear(x, ternary.weight)[0] + ternary.bias)
     for found, expected in zip(project(x, ternary, plain, ternary), (y, plain(x), y), strict=True):
         assert found.equal(expected)

@@ -21,8 +21,9 @@ from bitnet.model import compiler
 from bitnet.model.head import Head
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
-from bitnet.quant import embedding_rows, ternary_codes
+from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
+from bitnet.straight_through import embedding_rows
 from bitnet.train import runlog
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.telemetry import QUANTITIES, Probe

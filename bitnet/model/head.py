@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from bitnet import kernels
 from bitnet.config import ModelConfig
 from bitnet.float_product import product
-from bitnet.quant import activation_codes, head_operands, integer_product, output_logits
+from bitnet.quant import activation_codes, integer_product
+from bitnet.straight_through import head_operands, output_logits
 
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits per portion: as many as a CPU's cache holds, or enough to keep a GPU busy."""
@@ -107,7 +108,7 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Every quantizer is the identity in the backward pass, as in `bitnet.quant`."""
+    """Every quantizer is the identity in the backward pass, as in `bitnet.straight_through`."""
 
     @staticmethod
     def forward(

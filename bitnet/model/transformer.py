@@ -32,7 +32,7 @@ from bitnet.model.layers import norm_of
 from bitnet.model.masks import positions
 from bitnet.model.pooling import POOLS, Pool, gathered
 from bitnet.model.positions import places, sinusoids
-from bitnet.quant import embedding_rows
+from bitnet.straight_through import embedding_rows
 
 
 class Transformer(nn.Module):

@@ -55,7 +55,7 @@ def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> tupl
     engine may have chosen from."""
     import torch
 
-    from bitnet.quant import embedding_rows
+    from bitnet.straight_through import embedding_rows
 
     tokens, config = torch.from_numpy(chains), model.config
     assert model.draft and model.embedding

@@ -18,7 +18,8 @@ from bitnet.model.block import Block
 from bitnet.model.images import patches_of, put_in_place
 from bitnet.model.layers import norm_of
 from bitnet.model.positions import places
-from bitnet.quant import activation_codes, embedding_rows, integer_product, output_logits, row_codes, stored_rows
+from bitnet.quant import activation_codes, integer_product, row_codes, stored_rows
+from bitnet.straight_through import embedding_rows, output_logits
 from bitnet_export.checkpoint.pictures import normalized
 from bitnet_export.checkpoint.scoring import Texts
 from bitnet_export.foreign.source import Floats, Source, Ternary

@@ -1,0 +1,211 @@
+"""Products and rows of quantized numbers (`bitnet.quant`) that learn: in the backward pass every quantizer is the
+identity, the straight-through estimator (STE, arXiv 1308.3432).
+
+`amount` is λ of gradual quantization (docs/finetune.md): every quantizer Q computes v + λ·(Q(v) − v). A tensor () may
+change without recompilation, and never counts as exactly 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bitnet import kernels
+from bitnet.float_product import linear, product
+from bitnet.quant import (
+    activation_codes,
+    activation_values,
+    expand_scale,
+    integer_product,
+    row_codes,
+    stored_rows,
+    ternary_codes,
+)
+
+Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
+
+
+def _outputs(x: Tensor) -> torch.dtype:
+    """The dtype of a product with x: fp64 for fp64, in a reference model; on a GPU under autocast that of a float
+    linear layer there, half the bytes to write and keep; else fp32."""
+    if x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class _QuantizedLinear(torch.autograd.Function):
+    """Several projections of one input, which is quantized once.
+
+    Forward is `integer_product`; backward is the straight-through estimator (STE), every quantizer the identity:
+    grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
+    `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
+    pass take W_q and x_q rounded to bf16; the forward pass is always integer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor) -> tuple[Tensor, ...]:
+        q, s = activation_codes(x.flatten(0, -2))
+        pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
+        ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
+        device = x.device.type
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
+        outputs = (integer_product(q, codes, scale, s, _outputs(x)) for codes, scale in pairs)
+        return tuple(y.unflatten(0, x.shape[:-1]) for y in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, s, *flat = ctx.saved_tensors
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        w_qs = [(codes * expand_scale(scale, *codes.shape)).to(ctx.dtype) for codes, scale in pairs]
+        gs = [grad.flatten(0, -2) for grad in grads]
+        sizes = [g.shape[1] for g in gs]
+        if gs[0].dtype != ctx.dtype:  # they are copied anyway: side by side, so that one product suffices
+            gs, w_qs = [_side_by_side(gs, ctx.dtype)], [torch.cat(w_qs)]
+        grad_x = product(gs[0], w_qs[0])
+        for g, w_q in zip(gs[1:], w_qs[1:], strict=True):
+            grad_x = product(g, w_q, onto=grad_x)
+        grad_x = grad_x.to(ctx.x_dtype).view(ctx.x_shape)
+        learns = ctx.needs_input_grad[2:]
+        if not any(learns):
+            return grad_x, None, *(None for _ in grads)
+        x_q = activation_values(q, s, ctx.dtype)
+        if len(gs) == 1 and all(learns):
+            return grad_x, None, *product(gs[0].T, x_q).to(ctx.w_dtype).split(sizes)
+        gs = gs if len(gs) > 1 else gs[0].split(sizes, 1)
+        grad_ws = (product(g.T, x_q).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True))
+        return grad_x, None, *grad_ws
+
+
+def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Matrices (M, N_i) as one (M, ΣN_i), converted to dtype."""
+    if len(parts) == 1:
+        return parts[0].to(dtype)
+    if torch.compiler.is_compiling():  # fused with its inputs, unlike copies into slices
+        return torch.cat([part.to(dtype) for part in parts], 1)
+    widths = [part.shape[1] for part in parts]
+    whole = parts[0].new_empty(len(parts[0]), sum(widths), dtype=dtype)
+    for place, part in zip(whole.split(widths, 1), parts, strict=True):
+        place.copy_(part)
+    return whole
+
+
+def _toward(v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+    return torch.lerp(v, v_q.to(v.dtype), amount.to(v.dtype) if isinstance(amount, Tensor) else amount)
+
+
+class _Partly(torch.autograd.Function):
+    """v + λ·(v_q − v) with the straight-through estimator: v itself at λ = 0, v_q at λ = 1, bit for bit."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+        return _toward(v, v_q, amount)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+class _Between(torch.autograd.Function):
+    """The same of activations, v_q = q/s."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, amount: float | Tensor) -> Tensor:
+        if kernels.possible(x):
+            return kernels.between(x, float(amount))
+        q, s = activation_codes(x)
+        return _toward(x, q / s, amount)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+_integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
+_partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
+_between: Callable[[Tensor, float | Tensor], Tensor] = _Between.apply
+
+
+def _is_whole(amount: float | Tensor) -> bool:
+    """Whether quantizers apply fully. Never for a tensor, which may change without recompilation."""
+    return isinstance(amount, float) and amount == 1.0
+
+
+def _quantized_linear(
+    x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor, amount: float | Tensor
+) -> tuple[Tensor, ...]:
+    """`_QuantizedLinear`; with an amount below 1, a float product of values between x and x_q, W and W_q."""
+    if _is_whole(amount):
+        return _integer_linear(x, quantizers, *weights)
+    dtype = _outputs(x)
+    x = _between(x, amount)
+    pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
+    between = (
+        _partly(w, codes * expand_scale(scale, *codes.shape), amount)
+        for w, (codes, scale) in zip(weights, pairs, strict=True)
+    )
+    return tuple(linear(x, w).to(dtype) for w in between)
+
+
+def ternary_linear(
+    x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float | Tensor = 1.0, by_row: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ, then with the matrices `by_row`, int8 per row.
+
+    x: (..., K), W_i: (N_i, K); y_i: (..., N_i).
+    """
+    quantizers = [functools.partial(ternary_codes, scope=scope)] * len(weights) + [row_codes] * len(by_row)
+    return _quantized_linear(x, quantizers, *weights, *by_row, amount=amount)
+
+
+def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor") -> Tensor:
+    """The head: x · Wᵀ with W as stored; if codes are stored, the activations are int8, too.
+
+    x: (..., K), w: (N, K). scope: of γ, if the storage is "ternary".
+    """
+    if storage == "ternary":
+        return ternary_linear(x, w, scope=scope, amount=amount)[0]
+    if storage == "int8":
+        return _quantized_linear(x, [row_codes], w, amount=amount)[0]
+    return linear(x, _partly(w, stored_rows(w, storage), amount))
+
+
+def raised(low: Tensor, adapter_out: Tensor) -> Tensor:
+    """The output of an adapter: Bᵀ·(A·x_q), A and B as stored, int8 per row; the outer sum in fp32.
+
+    low: A·x_q, (..., rank), from `ternary_linear`; B: (rank, N). Returns (..., N).
+    """
+    b = _partly(adapter_out, stored_rows(adapter_out, "int8"), 1.0)
+    with torch.autocast(low.device.type, enabled=False):
+        return low.to(b.dtype) @ b
+
+
+def head_operands(
+    w: Tensor, storage: str, amount: float | Tensor, scope: str, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The operands of `output_logits`: the weights as quantized at λ, (N, K), and at λ = 1 their codes and scale."""
+    if storage not in ("ternary", "int8"):
+        return torch.lerp(w, stored_rows(w, storage).to(w.dtype), amount).to(dtype), None
+    codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
+    stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
+    if _is_whole(amount):
+        return stored.to(dtype), (codes, scale)
+    return torch.lerp(w, stored.to(w.dtype), amount).to(dtype), None
+
+
+def embedding_rows(
+    tokens: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor"
+) -> Tensor:
+    """The embedding rows of token ids, as stored. tokens: (...), w: (N, K), scope: as above. Returns (..., K)."""
+    rows = F.embedding(tokens.flatten(), w)
+    if storage == "ternary":
+        codes, gamma = ternary_codes(w, scope)
+        stored = F.embedding(tokens.flatten(), codes * expand_scale(gamma, *codes.shape))
+    else:
+        stored = stored_rows(rows, storage)
+    return _partly(rows, stored, amount).reshape(*tokens.shape, w.shape[1])
