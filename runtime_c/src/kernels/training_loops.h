@@ -18,10 +18,8 @@ static void codes(const void *args, size_t first, size_t end) {
         const float *x = a.x + row * a.n, s = 127 / magnitude_of(x, a.n);
         int8_t *q = a.q + row * a.n;
         a.s[row] = s;
-        for (size_t i = 0; i < a.n; i++) {
-            const uint32_t rounded = bits_of(x[i] * s + 12582912); /* as in exp_of */
-            q[i] = (int8_t)(uint8_t)rounded;
-        }
+        for (size_t i = 0; i < a.n; i++)
+            q[i] = (int8_t)(uint8_t)bits_of(x[i] * s + TO_INTEGER);
     }
 }
 
@@ -31,7 +29,7 @@ static void between(const void *args, size_t first, size_t end) {
         const float *x = a.x + row * a.n, s = 127 / magnitude_of(x, a.n);
         float *y = a.y + row * a.n;
         for (size_t i = 0; i < a.n; i++) {
-            const float q = x[i] * s + 12582912 - 12582912, to = q / s;
+            const float q = x[i] * s + TO_INTEGER - TO_INTEGER, to = q / s;
             y[i] = x[i] + a.amount * (to - x[i]); /* exact at 1: to is 0, or x/2 to 2x */
         }
     }

@@ -34,11 +34,14 @@ INLINE uint16_t to_bf16(float x) {
     return (uint16_t)((x == x ? rounded : 0x7FC00000) >> 16);
 }
 
+/* 1.5 * 2^23: added to a float below 2^22 it rounds that to an integer, half to even, which is then
+ * in the low bits of the sum. */
+#define TO_INTEGER 12582912.0f
+
 /* exp(x) for x <= 0, 0 below -87: bn_exp (vectors.h), whose fused operations round twice here. The
  * error is below 2e-7 of the result. */
 INLINE float exp_of(float x) {
-    const float round = 12582912; /* 1.5 * 2^23: adding it rounds to an integer, its low bits */
-    const float shifted = x * BN_LOG2E + round, n = shifted - round;
+    const float shifted = x * BN_LOG2E + TO_INTEGER, n = shifted - TO_INTEGER;
     const float r = x - n * BN_LN2_HI - n * BN_LN2_LO;
     float y = BN_EXP_C6;
     y = y * r + BN_EXP_C5;
