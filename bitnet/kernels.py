@@ -73,9 +73,9 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, s
 
 
-def between(x: Tensor, amount: float) -> Tensor:
-    """x + λ·(q/s − x), q and s as above: x itself at λ = 0, q/s at λ = 1."""
-    x = x.contiguous()
+def between(x: Tensor, amount: float | Tensor) -> Tensor:
+    """x + λ·(q/s − x), q and s as above: x itself at λ = 0, q/s at λ = 1. amount: λ, ()."""
+    x, amount = x.contiguous(), torch.as_tensor(amount, dtype=torch.float32, device=x.device)
     y = torch.empty_like(x)
     _run("between", x.numel() // x.shape[-1], y, x, x.shape[-1], amount)
     return y
@@ -169,7 +169,7 @@ def cross_entropy(z_NV: Tensor, targets_N: Tensor, dtype: torch.dtype) -> tuple[
     Raises IndexError if a target has no column.
     """
     z_NV, targets_N = z_NV.contiguous(), targets_N.long().contiguous()
-    largest = int(targets_N.max())
+    largest = int(targets_N.numpy().max())  # a step asks torch for no value, as that would wait for a GPU
     if largest >= z_NV.shape[1]:
         raise IndexError(f"a target has index {largest}, expected less than the vocabulary's size, {z_NV.shape[1]}")
     loss_N, grad_NV = z_NV.new_empty(len(z_NV)), torch.empty_like(z_NV, dtype=dtype)

@@ -117,7 +117,7 @@ class _Between(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, amount: float | Tensor) -> Tensor:
         if kernels.possible(x):
-            return kernels.between(x, float(amount))
+            return kernels.between(x, amount)
         q, s = activation_codes(x)
         return _toward(x, q / s, amount)
 

@@ -34,7 +34,7 @@ typedef struct bn_train_between {
     float *y;
     const float *x;
     size_t n;
-    float amount; /* 0 to 1, which give x and q / s exactly */
+    const float *amount; /* [1]: 0 to 1, which give x and q / s exactly */
 } bn_train_between;
 
 /* Sums of |w| rounded to multiples of 2^-32, in these units: exact if below 2^53. */

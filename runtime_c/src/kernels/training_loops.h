@@ -25,12 +25,13 @@ static void codes(const void *args, size_t first, size_t end) {
 
 static void between(const void *args, size_t first, size_t end) {
     const bn_train_between a = *(const bn_train_between *)args;
+    const float amount = *a.amount;
     for (size_t row = first; row < end; row++) {
         const float *x = a.x + row * a.n, s = 127 / magnitude_of(x, a.n);
         float *y = a.y + row * a.n;
         for (size_t i = 0; i < a.n; i++) {
             const float q = x[i] * s + TO_INTEGER - TO_INTEGER, to = q / s;
-            y[i] = x[i] + a.amount * (to - x[i]); /* exact at 1: to is 0, or x/2 to 2x */
+            y[i] = x[i] + amount * (to - x[i]); /* exact at 1: to is 0, or x/2 to 2x */
         }
     }
 }

@@ -71,7 +71,7 @@ static void check_train_between(test *t) {
     const float *x = floats(t, z.all, (int)below(t, FLOAT_KINDS)), amount = (float)below(t, 5) / 4;
     bn_train_between a[2];
     for (int i = 0; i < 2; i++) {
-        a[i] = (bn_train_between){buffer(t, z.all * sizeof(float)), x, z.n, amount};
+        a[i] = (bn_train_between){buffer(t, z.all * sizeof(float)), x, z.n, &amount};
         of(t, i)->between(&a[i], 0, z.rows);
     }
     same_floats(t, a[0].y, a[1].y, z.all, "between");

@@ -25,7 +25,8 @@ static void time_train_codes(bench *b) {
 }
 
 static void call_train_between(bench *b) {
-    const bn_train_between a = {b->y, b->x, TRAINED, 0.25f};
+    const float amount = 0.25f;
+    const bn_train_between a = {b->y, b->x, TRAINED, &amount};
     b->k->training.between(&a, 0, TIMED_ROWS);
 }
 
