@@ -95,13 +95,15 @@ bench: .venv/engine
 # -S ignores .pth files, and runs the tests that give it damaged files.
 SANITIZED := build/sanitize/python
 SETTING := --config-settings=# its short form -C needs pip 23.1, and Debian 12 has 23.0
+# libstdc++ is loaded before torch, whose exceptions ASan would not know otherwise.
 sanitize: .venv/test
 	rm -rf $(SANITIZED)
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
 	    $(SETTING)build-dir=build/sanitize $(SETTING)cmake.build-type=RelWithDebInfo \
 	    $(SETTING)cmake.define.BITNET_TESTS=ON "$(SETTING)cmake.define.BITNET_SANITIZE=address;undefined" .
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	    ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime*.py tests/test_kernels*.py
 
