@@ -95,7 +95,8 @@ def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     return whole
 
 
-def _toward(v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+def toward(v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+    """v + λ·(v_q − v), without a gradient of its own."""
     return torch.lerp(v, v_q.to(v.dtype), amount.to(v.dtype) if isinstance(amount, Tensor) else amount)
 
 
@@ -104,7 +105,7 @@ class _Partly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
-        return _toward(v, v_q, amount)
+        return toward(v, v_q, amount)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -119,7 +120,7 @@ class _Between(torch.autograd.Function):
         if kernels.possible(x):
             return kernels.between(x, amount)
         q, s = activation_codes(x)
-        return _toward(x, q / s, amount)
+        return toward(x, q / s, amount)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -190,12 +191,12 @@ def head_operands(
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The operands of `output_logits`: the weights as quantized at λ, (N, K), and at λ = 1 their codes and scale."""
     if storage not in ("ternary", "int8"):
-        return torch.lerp(w, stored_rows(w, storage).to(w.dtype), amount).to(dtype), None
+        return toward(w, stored_rows(w, storage), amount).to(dtype), None
     codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
     stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
     if _is_whole(amount):
         return stored.to(dtype), (codes, scale)
-    return torch.lerp(w, stored.to(w.dtype), amount).to(dtype), None
+    return toward(w, stored, amount).to(dtype), None
 
 
 def embedding_rows(

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from bitnet import kernels
 from bitnet.config import ModelConfig
 from bitnet.float_product import product
-from bitnet.quant import activation_codes, integer_product
-from bitnet.straight_through import head_operands, output_logits
+from bitnet.quant import activation_codes, activation_values, integer_product
+from bitnet.straight_through import head_operands, output_logits, toward
 
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits per portion: as many as a CPU's cache holds, or enough to keep a GPU busy."""
@@ -91,8 +91,9 @@ def _as_it_counts(
     if config.head_format not in ("ternary", "int8"):
         return x_ND.to(dtype), None
     q, s = activation_codes(x_ND)
-    x_ND = torch.lerp(x_ND, (q / s).to(x_ND.dtype), amount)
-    return x_ND.to(dtype), (q, *codes, s) if codes else None
+    if codes:
+        return activation_values(q, s, dtype), (q, *codes, s)
+    return toward(x_ND, q / s, amount).to(dtype), None
 
 
 def portions(x: Tensor, numbers: int) -> list[slice]:

@@ -184,9 +184,19 @@ static void softmax(const void *args, size_t first, size_t end) {
     }
 }
 
-/* One row; of_z is one, too. */
-INLINE float entropy_of(bn_floating of_z, const float *z, size_t target, size_t n) {
-    enum { AT_ONCE = 1024 };
+enum { AT_ONCE = 1024 };
+
+/* y[at] and the next n - 1 */
+INLINE void store(bn_floating y, size_t at, const float *x, size_t n) {
+    if (y.bf16)
+        for (size_t i = 0; i < n; i++)
+            y.bf16[at + i] = to_bf16(x[i]);
+    else
+        memcpy(y.f32 + at, x, n * sizeof *x);
+}
+
+/* One row, whose gradient starts at of_z[at]. */
+INLINE float entropy_of(bn_floating of_z, size_t at, const float *z, size_t target, size_t n) {
     const float most = largest_of(z, n);
     float sum = 0, part[AT_ONCE];
     for (size_t i = 0; i < n; i += AT_ONCE) {
@@ -201,26 +211,22 @@ INLINE float entropy_of(bn_floating of_z, const float *z, size_t target, size_t 
             part[j] = exp_of(z[i + j] - most) * share;
         if (target - i < some) /* both unsigned: not if target < i */
             part[target - i] -= 1;
-        for (size_t j = 0; j < some && of_z.bf16; j++)
-            of_z.bf16[i + j] = to_bf16(part[j]);
-        for (size_t j = 0; j < some && of_z.f32; j++)
-            of_z.f32[i + j] = part[j];
+        store(of_z, at + i, part, some);
     }
     return most - z[target] + logf(sum);
 }
 
 static void entropy(const void *args, size_t first, size_t end) {
     const bn_train_entropy a = *(const bn_train_entropy *)args;
+    static const float nothing[AT_ONCE];
     for (size_t row = first; row < end; row++) {
-        bn_floating of_z = {a.of_z.f32 ? a.of_z.f32 + row * a.n : NULL,
-                            a.of_z.bf16 ? a.of_z.bf16 + row * a.n : NULL};
+        const size_t at = row * a.n;
         a.loss[row] = 0;
         if (a.targets[row] >= 0)
-            a.loss[row] = entropy_of(of_z, a.z + row * a.n, (size_t)a.targets[row], a.n);
-        else if (of_z.bf16)
-            memset(of_z.bf16, 0, a.n * sizeof *of_z.bf16);
+            a.loss[row] = entropy_of(a.of_z, at, a.z + at, (size_t)a.targets[row], a.n);
         else
-            memset(of_z.f32, 0, a.n * sizeof *of_z.f32);
+            for (size_t i = 0; i < a.n; i += AT_ONCE)
+                store(a.of_z, at + i, nothing, a.n - i < AT_ONCE ? a.n - i : AT_ONCE);
     }
 }
 

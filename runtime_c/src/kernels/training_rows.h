@@ -6,10 +6,7 @@
 #define BITNET_TRAINING_ROWS_H
 
 #include "inline.h"
-#include "kernels.h"
-
-#include <math.h>
-#include <string.h>
+#include "scalar/scalar.h" /* tree */
 
 /* --- numbers --- */
 
@@ -55,13 +52,6 @@ INLINE float exp_of(float x) {
 
 /* --- sums over a row, of 16 independent lanes --- */
 
-INLINE float tree_of(float lane[BN_LANES]) {
-    for (int half = BN_LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; j++)
-            lane[j] += lane[j + half];
-    return lane[0];
-}
-
 /* sum(x²) */
 INLINE float squares_of(const float *x, size_t n) {
     float lane[BN_LANES] = {0};
@@ -71,7 +61,7 @@ INLINE float squares_of(const float *x, size_t n) {
             lane[j] += x[i + j] * x[i + j];
     for (size_t j = 0; i + j < n; j++)
         lane[j] += x[i + j] * x[i + j];
-    return tree_of(lane);
+    return tree(lane);
 }
 
 /* sum(a b c) */
@@ -83,13 +73,13 @@ INLINE float products_of(const float *a, const float *b, const float *c, size_t 
             lane[j] += a[i + j] * b[i + j] * c[i + j];
     for (size_t j = 0; i + j < n; j++)
         lane[j] += a[i + j] * b[i + j] * c[i + j];
-    return tree_of(lane);
+    return tree(lane);
 }
 
-/* Integers in the order of their floats; its own inverse. */
-INLINE int32_t order_of(float x) {
-    const int32_t bits = (int32_t)bits_of(x);
-    return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
+/* The bits of floats as integers in the order of the floats; its own inverse. */
+INLINE int32_t in_order(uint32_t bits) {
+    const int32_t i = (int32_t)bits;
+    return i < 0 ? i ^ 0x7FFFFFFF : i;
 }
 
 /* The largest x, n >= 1: of integers, because compilers do not vectorize comparisons of floats. */
@@ -99,14 +89,18 @@ INLINE float largest_of(const float *x, size_t n) {
     for (size_t j = 0; j < BN_LANES; j++)
         lane[j] = INT32_MIN;
     for (; i + BN_LANES <= n; i += BN_LANES)
-        for (size_t j = 0; j < BN_LANES; j++)
-            lane[j] = order_of(x[i + j]) > lane[j] ? order_of(x[i + j]) : lane[j];
-    for (size_t j = 0; i + j < n; j++)
-        lane[j] = order_of(x[i + j]) > lane[j] ? order_of(x[i + j]) : lane[j];
+        for (size_t j = 0; j < BN_LANES; j++) {
+            const int32_t at = in_order(bits_of(x[i + j]));
+            lane[j] = at > lane[j] ? at : lane[j];
+        }
+    for (size_t j = 0; i + j < n; j++) {
+        const int32_t at = in_order(bits_of(x[i + j]));
+        lane[j] = at > lane[j] ? at : lane[j];
+    }
     most = lane[0];
     for (size_t j = 1; j < BN_LANES; j++)
         most = lane[j] > most ? lane[j] : most;
-    return float_of((uint32_t)(most < 0 ? most ^ 0x7FFFFFFF : most));
+    return float_of((uint32_t)in_order((uint32_t)most));
 }
 
 /* The largest |x|, at least 1e-5; NaN if any is. */
@@ -141,7 +135,7 @@ INLINE float exponentials(float *x, float most, size_t n) {
             lane[j] += x[i + j];
     for (size_t j = 0; i + j < n; j++)
         lane[j] += x[i + j];
-    return tree_of(lane);
+    return tree(lane);
 }
 
 #endif
