@@ -1,4 +1,5 @@
-"""Σ q·c of int8 numbers with the fastest of torch's products that is exact on this device.
+"""Σ q·c of int8 numbers: ternary codes by the engine where it can, others with the fastest of torch's products that is
+exact on this device.
 
 The result is fixed (`bitnet.quant`), only the method varies: natively in int8 if the CPU or the CUDA
 library is exact, else in fp32, in parts whose sums fp32 represents exactly.
@@ -28,8 +29,13 @@ def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64).float()
 
 
-def scaled_integer_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
-    """Σ q·c, converted to fp32, times scale/s. scale: (1,) or (N,), s: (M, 1), both fp32. Returns fp32 (M, N)."""
+def scaled_integer_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, ternary: bool = False) -> Tensor:
+    """Σ q·c, converted to fp32, times scale/s. scale: (1,) or (N,), s: (M, 1), both fp32. Returns fp32 (M, N).
+
+    ternary: whether all codes are -1, 0 or 1, as the engine's product needs.
+    """
+    if ternary and kernels.possible(scale, s) and kernels.multiplies(q, codes):
+        return kernels.linear(q, codes, scale, s)
     if _has_int8_product(q, codes) and kernels.possible(scale, s):
         return kernels.scaled(torch._int_mm(q, codes.T), scale, s)
     return integer_sum(q, codes).mul_(scale / s)

@@ -1,23 +1,29 @@
 """Operations of a training step on a CPU that torch computes in several passes over memory: in one, by C kernels of the
 engine (`runtime_c/src/kernels/training.h`, which defines the results). They run in torch's own threads.
 
-A kernel is used where `possible` says so; everywhere else, as on a GPU or in a compiled layer, torch's operations are.
+A kernel is used where `possible` says so. Everywhere else torch's operations are: on a GPU, in a compiled layer, and
+where the engine is compared with torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bitnet_runtime import training
 from bitnet_runtime.training import MOST_KEYS as MOST_KEYS
 
 FLOATS = (torch.float32, torch.bfloat16)
+ALIGNED = 64  # bytes, to which torch aligns what it allocates, and `linear` needs its inputs
 
 
 @functools.cache
@@ -30,10 +36,24 @@ def _kernels() -> training.Kernels | None:
     return training.Kernels(ctypes.cast(share_work, ctypes.c_void_p).value or 0)
 
 
+_wanted = ContextVar("wanted", default=True)
+
+
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """A context in which torch computes alone, as it should where the engine is compared with it."""
+    before = _wanted.set(False)
+    try:
+        yield
+    finally:
+        _wanted.reset(before)
+
+
 def possible(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Whether these, all of this dtype and not empty, can be given to kernels."""
     return (
         not torch.compiler.is_compiling()
+        and _wanted.get()
         and all(
             type(x) in (Tensor, nn.Parameter) and x.dtype == dtype and x.device.type == "cpu" and x.numel() > 0
             for x in tensors
@@ -42,12 +62,17 @@ def possible(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     )
 
 
-def _run(name: str, rows: int, *members: Any) -> None:
-    """members: those of the kernel's struct; of a tensor, its address is given."""
+def _all() -> training.Kernels:
+    """The kernels, where they are `possible`."""
     kernels = _kernels()
     assert kernels is not None
+    return kernels
+
+
+def _run(name: str, rows: int, *members: Any) -> None:
+    """members: those of the kernel's struct; of a tensor, its address is given."""
     values = (training.address(x.data_ptr()) if isinstance(x, Tensor) else x for x in members)
-    kernels.run(name, rows, torch.get_num_threads(), *values)
+    _all().run(name, rows, torch.get_num_threads(), *values)
 
 
 def _floating(y: Tensor) -> tuple[Any, Any]:
@@ -73,11 +98,11 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, s
 
 
-def between(x: Tensor, amount: float | Tensor) -> Tensor:
-    """x + λ·(q/s − x), q and s as above: x itself at λ = 0, q/s at λ = 1. amount: λ, ()."""
+def between(x: Tensor, amount: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """x + λ·(q/s − x), q and s as above, rounded to fp32 or bf16: x itself at λ = 0, q/s at λ = 1. amount: λ, ()."""
     x, amount = x.contiguous(), torch.as_tensor(amount, dtype=torch.float32, device=x.device)
-    y = torch.empty_like(x)
-    _run("between", x.numel() // x.shape[-1], y, x, x.shape[-1], amount)
+    y = torch.empty_like(x, dtype=dtype)
+    _run("between", x.numel() // x.shape[-1], _floating(y), x, x.shape[-1], amount)
     return y
 
 
@@ -99,6 +124,28 @@ def values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
     """q / s, rounded to fp32 or bf16: the same bits as torch. q: int8 (M, K), s: (M, 1)."""
     y = torch.empty_like(q, dtype=dtype)
     _run("values", len(q), _floating(y), q, s, q.shape[1])
+    return y
+
+
+def multiplies(q: Tensor, codes: Tensor) -> bool:
+    """Whether `linear` can multiply these: int8 (M, K), (N, K)."""
+    return possible(q, codes, dtype=torch.int8) and len(codes) % training.PANEL == 0 and _all().product != training.NULL
+
+
+def linear(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+    """(Σ q·c)·(scale / s) of ternary codes, as the engine multiplies them: the same bits as torch.
+
+    q: int8 (M, K), codes: int8 (N, K), scale: (1,) or (N,), s: (M, 1). Returns fp32 (M, N).
+
+    Raises RuntimeError, as torch does, if sizes differ.
+    """
+    (rows, k), n, each = q.shape, len(codes), len(scale) > 1
+    codes, scale, s = codes.expand(n, k), scale.expand(n if each else 1), s.expand(rows, 1)
+    q = F.pad(q, (0, -k % training.COLUMNS))
+    q = q.clone(memory_format=torch.contiguous_format) if q.data_ptr() % ALIGNED or not q.is_contiguous() else q
+    tiles, y = codes.new_empty(n * q.shape[1] // 4, dtype=torch.uint8), s.new_empty(rows, n)
+    _run("tiles", n, tiles, codes.contiguous(), k)
+    _run("linear", rows, _all().product, y, tiles, q, q.shape[1], scale.contiguous(), each, s.contiguous(), n)
     return y
 
 

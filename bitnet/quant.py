@@ -111,20 +111,23 @@ def stored_rows(w: Tensor, storage: str) -> Tensor:
     raise ValueError(f"storage is {storage!r}, expected int8, f16 or f32")
 
 
-def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def integer_product(
+    q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, dtype: torch.dtype = torch.float32, ternary: bool = False
+) -> Tensor:
     """y = (Σ q·c)·(scale/s): an exact integer sum (`bitnet.integer_sum`), converted to fp32, and one fp32 factor.
 
     With groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
-    q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns (M, N), rounded to dtype.
+    q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns (M, N), rounded to dtype. ternary: whether
+    all codes are -1, 0 or 1, which is faster.
     """
     if scaled_sum.possible(q, scale):
         return scaled_sum.scaled_sum(q, codes, scale, s, dtype)
-    return product_in_steps(q, codes, scale, s).to(dtype)
+    return product_in_steps(q, codes, scale, s, ternary).to(dtype)
 
 
-def product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+def product_in_steps(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, ternary: bool = False) -> Tensor:
     if scale.dim() == 1:
-        return scaled_integer_sum(q, codes, scale, s)
+        return scaled_integer_sum(q, codes, scale, s, ternary)
     y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)
     for g, (qg, cg) in enumerate(zip(q.split(GROUP, -1), codes.split(GROUP, 1), strict=True)):
         y += integer_sum(qg.contiguous(), cg.contiguous()).mul_(scale[:, g])

@@ -7,7 +7,6 @@ change without recompilation, and never counts as exactly 1.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,10 @@ from bitnet.quant import (
     ternary_codes,
 )
 
-Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
+
+def _codes(w: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """int8 codes (N, K) and fp32 scale of a matrix (N, K). kind: the scope of ternary codes, or "int8", per row."""
+    return row_codes(w) if kind == "int8" else ternary_codes(w, kind)
 
 
 def _outputs(x: Tensor) -> torch.dtype:
@@ -39,47 +41,75 @@ def _outputs(x: Tensor) -> torch.dtype:
 
 
 class _QuantizedLinear(torch.autograd.Function):
-    """Several projections of one input, which is quantized once.
+    """Several projections of one input, which is quantized once, and at most converted once.
 
-    Forward is `integer_product`; backward is the straight-through estimator (STE), every quantizer the identity:
-    grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
-    `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
-    pass take W_q and x_q rounded to bf16; the forward pass is always integer.
+    Forward is `integer_product`, or with λ below 1 a float product of values between x and x_q, W and W_q; backward is
+    the straight-through estimator (STE), every quantizer the identity: grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Of what was
+    quantized int8 codes are saved, not float copies, and `w + (w_q - w)`, which is inexact in bf16, is never formed.
+    Under autocast the two products of the backward pass take W_q and x_q rounded to bf16; those of integers are always
+    exact.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor) -> tuple[Tensor, ...]:
-        q, s = activation_codes(x.flatten(0, -2))
-        pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
-        ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
-        device = x.device.type
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    def forward(
+        ctx: Any, x: Tensor, amount: float | Tensor, kinds: Sequence[str], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        device, outputs = x.device.type, _outputs(x)
         ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
-        outputs = (integer_product(q, codes, scale, s, _outputs(x)) for codes, scale in pairs)
-        return tuple(y.unflatten(0, x.shape[:-1]) for y in outputs)
+        ctx.whole = _is_whole(amount)
+        precise = torch.float32 if ctx.whole else torch.promote_types(x.dtype, torch.float32)
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else precise
+        x, pairs = x.flatten(0, -2), [_codes(w, kind) for w, kind in zip(weights, kinds, strict=True)]
+        if ctx.whole:
+            q, s = activation_codes(x)
+            ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
+            ys = [
+                integer_product(q, *pair, s, outputs, kind != "int8") for pair, kind in zip(pairs, kinds, strict=True)
+            ]
+        else:
+            x = _between(x, amount, ctx.dtype)
+            ws = [toward(w, _values(*pair), amount).to(ctx.dtype) for w, pair in zip(weights, pairs, strict=True)]
+            ctx.save_for_backward(x, *ws)
+            ys = [product(x, w.mT).to(outputs) for w in ws]
+        return tuple(y.unflatten(0, ctx.x_shape[:-1]) for y in ys)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, s, *flat = ctx.saved_tensors
-        pairs = zip(flat[::2], flat[1::2], strict=True)
-        w_qs = [(codes * expand_scale(scale, *codes.shape)).to(ctx.dtype) for codes, scale in pairs]
+        if ctx.whole:
+            q, s, *flat = ctx.saved_tensors
+            ws = [_values(*pair).to(ctx.dtype) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        else:
+            x, *ws = ctx.saved_tensors
         gs = [grad.flatten(0, -2) for grad in grads]
         sizes = [g.shape[1] for g in gs]
         if gs[0].dtype != ctx.dtype:  # they are copied anyway: side by side, so that one product suffices
-            gs, w_qs = [_side_by_side(gs, ctx.dtype)], [torch.cat(w_qs)]
-        grad_x = product(gs[0], w_qs[0])
-        for g, w_q in zip(gs[1:], w_qs[1:], strict=True):
-            grad_x = product(g, w_q, onto=grad_x)
+            gs, ws = [_side_by_side(gs, ctx.dtype)], [torch.cat(ws)]
+        grad_x = product(gs[0], ws[0])
+        for g, w in zip(gs[1:], ws[1:], strict=True):
+            grad_x = product(g, w, onto=grad_x)
         grad_x = grad_x.to(ctx.x_dtype).view(ctx.x_shape)
-        learns = ctx.needs_input_grad[2:]
+        learns = ctx.needs_input_grad[3:]
         if not any(learns):
-            return grad_x, None, *(None for _ in grads)
-        x_q = activation_values(q, s, ctx.dtype)
+            return grad_x, None, None, *(None for _ in grads)
+        x = activation_values(q, s, ctx.dtype) if ctx.whole else x
         if len(gs) == 1 and all(learns):
-            return grad_x, None, *product(gs[0].T, x_q).to(ctx.w_dtype).split(sizes)
+            return grad_x, None, None, *product(gs[0].T, x).to(ctx.w_dtype).split(sizes)
         gs = gs if len(gs) > 1 else gs[0].split(sizes, 1)
-        grad_ws = (product(g.T, x_q).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True))
-        return grad_x, None, *grad_ws
+        grad_ws = (product(g.T, x).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True))
+        return grad_x, None, None, *grad_ws
+
+
+def _values(codes: Tensor, scale: Tensor) -> Tensor:
+    """The weights that codes and their scale, of any scope, stand for: fp32 (N, K)."""
+    return codes * expand_scale(scale, *codes.shape)
+
+
+def _between(x: Tensor, amount: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """x + λ·(x_q − x), rounded to dtype. x: (M, K)."""
+    if kernels.possible(x) and dtype in kernels.FLOATS:
+        return kernels.between(x, amount, dtype)
+    q, s = activation_codes(x)
+    return toward(x, q / s, amount).to(dtype)
 
 
 def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -112,45 +142,13 @@ class _Partly(torch.autograd.Function):
         return grad, None, None
 
 
-class _Between(torch.autograd.Function):
-    """The same of activations, v_q = q/s."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, amount: float | Tensor) -> Tensor:
-        if kernels.possible(x):
-            return kernels.between(x, amount)
-        q, s = activation_codes(x)
-        return toward(x, q / s, amount)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-_integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
 _partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
-_between: Callable[[Tensor, float | Tensor], Tensor] = _Between.apply
+_quantized_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
 
 
 def _is_whole(amount: float | Tensor) -> bool:
     """Whether quantizers apply fully. Never for a tensor, which may change without recompilation."""
     return isinstance(amount, float) and amount == 1.0
-
-
-def _quantized_linear(
-    x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor, amount: float | Tensor
-) -> tuple[Tensor, ...]:
-    """`_QuantizedLinear`; with an amount below 1, a float product of values between x and x_q, W and W_q."""
-    if _is_whole(amount):
-        return _integer_linear(x, quantizers, *weights)
-    dtype = _outputs(x)
-    x = _between(x, amount)
-    pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
-    between = (
-        _partly(w, codes * expand_scale(scale, *codes.shape), amount)
-        for w, (codes, scale) in zip(weights, pairs, strict=True)
-    )
-    return tuple(linear(x, w).to(dtype) for w in between)
 
 
 def ternary_linear(
@@ -160,8 +158,7 @@ def ternary_linear(
 
     x: (..., K), W_i: (N_i, K); y_i: (..., N_i).
     """
-    quantizers = [functools.partial(ternary_codes, scope=scope)] * len(weights) + [row_codes] * len(by_row)
-    return _quantized_linear(x, quantizers, *weights, *by_row, amount=amount)
+    return _quantized_linear(x, amount, [scope] * len(weights) + ["int8"] * len(by_row), *weights, *by_row)
 
 
 def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor") -> Tensor:
@@ -172,7 +169,7 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
     if storage == "ternary":
         return ternary_linear(x, w, scope=scope, amount=amount)[0]
     if storage == "int8":
-        return _quantized_linear(x, [row_codes], w, amount=amount)[0]
+        return _quantized_linear(x, amount, ["int8"], w)[0]
     return linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
@@ -193,7 +190,7 @@ def head_operands(
     if storage not in ("ternary", "int8"):
         return toward(w, stored_rows(w, storage), amount).to(dtype), None
     codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
-    stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
+    stored = _values(codes, scale)
     if _is_whole(amount):
         return stored.to(dtype), (codes, scale)
     return toward(w, stored, amount).to(dtype), None

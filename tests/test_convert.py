@@ -43,6 +43,12 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is converted is compared with torch alone."""
+    monkeypatch.setattr("bitnet.kernels._run", lambda name, *_: pytest.fail(f"{name} is the engine's"))
+
+
 @pytest.mark.parametrize("head", ["int8", "f16", "f32"])
 def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str) -> None:
     source, out = source_of(model), tmp_path / "out.bitnet"

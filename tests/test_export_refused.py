@@ -149,6 +149,15 @@ def test_verify_of_another_checkpoint_fails(trained: Path, untrained: Path, tmp_
         verify(untrained, tmp_path / "m.bitnet")
 
 
+def test_torch_alone_is_what_the_engine_is_compared_with(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of a training step are the engine's."""
+    pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
+    monkeypatch.setattr("bitnet.kernels._run", lambda name, *_: pytest.fail(f"{name} is the engine's"))
+    verify(trained, tmp_path / "m.bitnet", tokens=1024)
+
+
 # ---- bad checkpoints ----
 
 

@@ -46,6 +46,19 @@ def test_quantization(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -
         assert same(both_ways(monkeypatch, partial(scaled_integer_sum, q, codes[:n], scale, s)))
 
 
+@pytest.mark.parametrize("m, k, n", [(1, 1, 16), (65, 17, 48), (training.ROWS, 64, 144), (200, 1100, 304)])
+def test_product(monkeypatch: pytest.MonkeyPatch, m: int, k: int, n: int) -> None:
+    """Of ternary codes, by the engine: blocks of rows and panels, and columns that fill no tile."""
+    wider = torch.randint(-127, 128, (m + 1, k + 1), dtype=torch.int8)
+    codes = torch.randint(-1, 2, (n, k), dtype=torch.int8)
+    codes[0] = 1
+    wider[-1] = 127
+    s = torch.rand(m, 1) + 1
+    for q in (wider[1:, 1:].contiguous(), wider[1:, 1:], wider.flatten()[1 : 1 + m * k].unflatten(0, (m, k))):
+        for scale in (torch.rand(1), torch.rand(n)):
+            assert same(both_ways(monkeypatch, partial(scaled_integer_sum, q, codes, scale, s, ternary=True)))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_partial_quantization(shape: tuple[int, ...]) -> None:
     """The ends are exact. Between them torch fuses a multiplication with an addition: the last bit may differ."""
@@ -53,8 +66,11 @@ def test_partial_quantization(shape: tuple[int, ...]) -> None:
     x[-1, ..., 0] = 2.5
     q, s = quant.activation_codes(x)
     for amount in (0.0, 0.25, 0.75, 1.0):
-        pair = [kernels.between(x, amount)], [torch.lerp(x, q / s, amount)]
+        expected = torch.lerp(x, q / s, amount)
+        pair = [kernels.between(x, amount, torch.float32)], [expected]
         assert near(pair, 2**-23) and (0 < amount < 1 or same(pair))
+        pair = [kernels.between(x, amount, torch.bfloat16)], [expected.bfloat16()]
+        assert near(pair, 2**-8) and (0 < amount < 1 or same(pair))
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 17), (70, 48), (training.ROWS + 1, 1100)])
@@ -68,7 +84,7 @@ def test_weights(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], scope:
 
 def test_halves_are_rounded_to_even() -> None:
     x = torch.tensor([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 126.49]])
-    for rounded in (quant.activation_codes(x)[0], kernels.between(x, 1.0)):
+    for rounded in (quant.activation_codes(x)[0], kernels.between(x, 1.0, torch.float32)):
         assert rounded.tolist() == [[127, 0, 2, 2, 0, -2, -126, 126]]
     gamma = torch.rand(200) + 0.5
     half, more = gamma / 2, torch.nextafter(gamma / 2, gamma)

@@ -15,7 +15,7 @@ from bitnet.integer_sum import scaled_integer_sum
 from bitnet.model.attention import bf16_attention
 from bitnet.model.head import portion
 from bitnet.model.layers import RMSNorm, gated, rotate
-from bitnet_runtime import training
+from bitnet_runtime import available_isas, training
 from both_ways import Results, a_step, near, same
 
 
@@ -37,11 +37,30 @@ def test_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert not kernels.possible(one)
+    with kernels.unused():
+        assert not kernels.possible(one)
+    assert kernels.possible(one)
     monkeypatch.setattr(kernels, "_kernels", lambda: None)  # as on macOS
     assert not kernels.possible(one)
     for amount in (0.5, 1.0):
         work, parameters = a_step(amount, precise=False)
         assert all(grad.isfinite().all() for grad in torch.autograd.grad(work(), parameters))
+
+
+def test_where_the_engine_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its panels have 16 rows, and its scalar code is slower than torch."""
+    q, codes = torch.ones(3, 8, dtype=torch.int8), torch.ones(32, 8, dtype=torch.int8)
+    scale, s, found = torch.ones(1), torch.ones(3, 1), kernels._kernels.__wrapped__
+    assert kernels.multiplies(q, codes) == (available_isas()[0] != "scalar")
+    assert not kernels.multiplies(q, codes[:24]) and not kernels.multiplies(q.float(), codes)
+    monkeypatch.setenv("BITNET_ISA", "scalar")
+    ours = found()
+    monkeypatch.setattr(kernels, "_kernels", lambda: ours)
+    assert kernels.possible(scale) and not kernels.multiplies(q, codes)
+    assert scaled_integer_sum(q, codes, scale, s, ternary=True).tolist() == [[8.0] * 32] * 3
+    monkeypatch.setenv("BITNET_ISA", "abacus")
+    with pytest.raises(ValueError, match=r"BITNET_ISA is 'abacus', expected one of .*scalar"):
+        found()
 
 
 def test_torch_is_asked_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +129,10 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         codes = torch.ones(6, 9, dtype=torch.int8)
         return lambda: scaled_integer_sum(codes, codes, scale, s)
 
+    def multiplied(scale: Tensor, s: Tensor, k: int = 9) -> Callable[[], Tensor]:
+        q, codes = torch.ones(6, k, dtype=torch.int8), torch.ones(9, 16, dtype=torch.int8).T
+        return lambda: scaled_integer_sum(q, codes, scale, s, ternary=True)
+
     return {
         "a norm of another width": lambda: norm(torch.randn(2, 16)),
         "a norm with a stride": lambda: strided(x),
@@ -128,6 +151,11 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         "scales with a stride": scaled(torch.rand(12)[::2], torch.rand(12, 1)[::2]),
         "too few scales": scaled(torch.rand(4), torch.rand(6, 1)),
         "one scale of inputs": scaled(torch.rand(6), torch.rand(1, 1)),
+        "a product with strides": multiplied(torch.rand(32)[::2], torch.rand(12, 1)[::2]),
+        "a product with too few scales": multiplied(torch.rand(4), torch.rand(6, 1)),
+        "a product with one scale of inputs": multiplied(torch.rand(16), torch.rand(1, 1)),
+        "a product with too few scales of inputs": multiplied(torch.rand(16), torch.rand(4, 1)),
+        "a product of other columns": multiplied(torch.rand(16), torch.rand(6, 1), 8),
         "fewer keys": lambda: bf16_attention(keys, x, x, None, True, 0.4),
         "more keys": lambda: bf16_attention(x, keys, keys, None, True, 0.4),
     }

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.machine import available_isas
 
 ROWS: int = lib.BN_TRAIN_ROWS
 """Rows of a block, the unit in which threads take work."""
+
+COLUMNS: int = lib.BN_TRAIN_COLUMNS
+"""What the columns of tiles are a multiple of."""
+
+PANEL = 16
+"""What the rows of tiles are a multiple of."""
 
 MOST_KEYS: int = lib.BN_TRAIN_KEYS
 """Keys of a row of attention weights."""
@@ -24,9 +32,16 @@ class Kernels:
     """The kernels of runtime_c/src/kernels/training.h, run by a team of threads."""
 
     def __init__(self, team: int) -> None:
-        """team: the address of a function like GOMP_parallel."""
+        """team: the address of a function like GOMP_parallel.
+
+        Raises ValueError if the environment variable BITNET_ISA names no tier that runs here.
+        """
         self._table, self._team = ffi.new("bn_training_kernels *"), ffi.cast("bn_team *", team)
-        lib.bn_training_select(self._table, NULL)
+        product, isa = ffi.new("bn_train_product **"), os.environ.get("BITNET_ISA", "")
+        if not lib.bn_training_select(self._table, product, isa.encode() or NULL):
+            raise ValueError(f"BITNET_ISA is {isa!r}, expected one of {', '.join(available_isas())}")
+        self.product = product[0]
+        """The engine's, for `linear`; NULL in scalar code, where `linear` cannot be run."""
 
     def run(self, name: str, rows: int, threads: int, *members: Any) -> None:
         """Compute all rows. members: those of the struct bn_train_`name`, in order."""

@@ -65,6 +65,8 @@ static const kernel_test training_tests[] = {
     {"magnitudes", check_train_magnitudes, time_train_magnitudes},
     {"ternary", check_train_ternary, time_train_ternary},
     {"values", check_train_values, time_train_values},
+    {"tiles", check_train_tiles, time_train_tiles},
+    {"linear", check_train_linear, NULL}, /* its products are timed above */
     {"scaled", check_train_scaled, time_train_scaled},
     {"norm", check_train_norm, time_train_norm},
     {"norm_back", check_train_norm_back, time_train_norm_back},

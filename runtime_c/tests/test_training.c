@@ -65,9 +65,11 @@ int main(void) {
         }
 
     bn_training_kernels table = {.norm = count};
-    CHECK(!bn_training_select(&table, "abacus"));
+    bn_train_product *product = NULL;
+    CHECK(!bn_training_select(&table, &product, "abacus"));
     CHECK(table.norm == count);
-    CHECK(bn_training_select(&table, "scalar") && table.norm != NULL && table.norm != count);
-    CHECK(bn_training_select(&table, NULL) && table.entropy != NULL);
+    CHECK(bn_training_select(&table, &product, NULL) && table.entropy != NULL);
+    CHECK(bn_training_select(&table, &product, "scalar"));
+    CHECK(table.norm != NULL && table.norm != count && product == NULL);
     return 0;
 }

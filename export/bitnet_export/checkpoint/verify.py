@@ -65,6 +65,13 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
 
 def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int) -> Report:
     """`verify` for an open checkpoint."""
+    from bitnet import kernels
+
+    with kernels.unused():
+        return _compared(checkpoint, file, tokens)
+
+
+def _compared(checkpoint: Checkpoint, file: str | os.PathLike[str], tokens: int) -> Report:
     from bitnet_runtime import Model
 
     packed_file, trained = PackedFile.open(file), checkpoint.model

@@ -55,6 +55,13 @@ def verify_source(
 
     Raises VerificationError saying what differs.
     """
+    from bitnet import kernels
+
+    with kernels.unused():
+        return _compared(source, path, tokens, linears, progress)
+
+
+def _compared(source: Source, path: Path, tokens: int, linears: str, progress: Progress) -> Checked:
     from bitnet_runtime import Model, NumericError
 
     file = PackedFile.open(path)

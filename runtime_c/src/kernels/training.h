@@ -14,6 +14,9 @@
 
 /* cffi-begin */
 
+struct bn_matmul;
+struct bn_scaling;
+
 /* Floats in fp32, or in bf16 if the other is NULL. */
 typedef struct bn_floating {
     float *f32;
@@ -31,7 +34,7 @@ typedef struct bn_train_codes {
 
 /* y = x + amount (q / s - x), q and s as above */
 typedef struct bn_train_between {
-    float *y;
+    bn_floating y;
     const float *x;
     size_t n;
     const float *amount; /* [1]: 0 to 1, which give x and q / s exactly */
@@ -59,6 +62,30 @@ typedef struct bn_train_values {
     const float *s; /* [rows] */
     size_t n;
 } bn_train_values;
+
+/* Ternary codes as tiles of an encoding TERNARY_2BIT (FORMAT.md §4). Columns are padded with code 0
+ * to a multiple of BN_TRAIN_COLUMNS. A kernel packs whole panels of 16 rows. */
+typedef struct bn_train_tiles {
+    uint8_t *tiles;
+    const int8_t *c;
+    size_t n;
+} bn_train_tiles;
+
+/* `ternary_scaled` of products.h */
+typedef void bn_train_product(const struct bn_matmul *m, const struct bn_scaling *a);
+
+/* y = (float)(sum over columns of c q) * (scale / s), by the engine's product. */
+typedef struct bn_train_linear {
+    bn_train_product *product;
+    float *y;
+    const uint8_t *tiles; /* of c, n rows; 64-byte aligned */
+    const int8_t *q;      /* [rows][columns], 64-byte aligned */
+    size_t columns;       /* a multiple of BN_TRAIN_COLUMNS; q is 0 where c is padded */
+    const float *scale;   /* [n] if scale_each, else [1] */
+    int scale_each;
+    const float *s; /* [rows] */
+    size_t n;       /* a multiple of 16 */
+} bn_train_linear;
 
 /* y = (float)sums * (scale / s), in place: y holds the sums, int32, before. */
 typedef struct bn_train_scaled {
@@ -134,15 +161,15 @@ typedef struct bn_train_entropy {
     size_t n;
 } bn_train_entropy;
 
-/* BN_TRAIN_ROWS: rows of a block, the unit in which threads take work. BN_TRAIN_KEYS: most columns
- * of `softmax`. */
-enum { BN_TRAIN_ROWS = 64, BN_TRAIN_KEYS = 4096 };
+/* BN_TRAIN_ROWS: rows of a block, the unit in which threads take work. BN_TRAIN_COLUMNS: see
+ * `tiles`. BN_TRAIN_KEYS: most columns of `softmax`. */
+enum { BN_TRAIN_ROWS = 64, BN_TRAIN_COLUMNS = 64, BN_TRAIN_KEYS = 4096 };
 
 typedef void bn_train_kernel(const void *args, size_t first, size_t end);
 
 typedef struct bn_training_kernels {
-    bn_train_kernel *codes, *between, *magnitudes, *ternary, *values, *scaled, *norm, *norm_back,
-        *gate, *gate_back, *rotated, *softmax, *entropy;
+    bn_train_kernel *codes, *between, *magnitudes, *ternary, *values, *tiles, *linear, *scaled,
+        *norm, *norm_back, *gate, *gate_back, *rotated, *softmax, *entropy;
 } bn_training_kernels;
 
 /* cffi-end */

@@ -7,6 +7,7 @@
 #ifndef BITNET_TRAINING_LOOPS_H
 #define BITNET_TRAINING_LOOPS_H
 
+#include "products.h"
 #include "training.h"
 #include "training_rows.h"
 
@@ -23,16 +24,23 @@ static void codes(const void *args, size_t first, size_t end) {
     }
 }
 
+/* Exact where amount is 1: q / s is then 0, or x/2 to 2x. */
+INLINE float partly(float x, float s, float amount) {
+    const float q = x * s + TO_INTEGER - TO_INTEGER;
+    return x + amount * (q / s - x);
+}
+
 static void between(const void *args, size_t first, size_t end) {
     const bn_train_between a = *(const bn_train_between *)args;
     const float amount = *a.amount;
     for (size_t row = first; row < end; row++) {
         const float *x = a.x + row * a.n, s = 127 / magnitude_of(x, a.n);
-        float *y = a.y + row * a.n;
-        for (size_t i = 0; i < a.n; i++) {
-            const float q = x[i] * s + TO_INTEGER - TO_INTEGER, to = q / s;
-            y[i] = x[i] + amount * (to - x[i]); /* exact at 1: to is 0, or x/2 to 2x */
-        }
+        if (a.y.bf16)
+            for (size_t i = 0; i < a.n; i++)
+                a.y.bf16[row * a.n + i] = to_bf16(partly(x[i], s, amount));
+        else
+            for (size_t i = 0; i < a.n; i++)
+                a.y.f32[row * a.n + i] = partly(x[i], s, amount);
     }
 }
 
@@ -77,6 +85,75 @@ static void values(const void *args, size_t first, size_t end) {
             for (size_t i = 0; i < a.n; i++)
                 a.y.f32[row * a.n + i] = (float)q[i] / s;
     }
+}
+
+/* The codes of a row in a tile, four in each byte; bytes do not overflow into each other. */
+INLINE uint32_t packed(const int8_t *codes) {
+    uint8_t stored[BN_TERNARY_TILE_K];
+    uint32_t fields[4];
+    for (size_t i = 0; i < BN_TERNARY_TILE_K; i++)
+        stored[i] = (uint8_t)(codes[i] + 1);
+    memcpy(fields, stored, sizeof fields);
+    return fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6;
+}
+
+static void tiles(const void *args, size_t first, size_t end) {
+    const bn_train_tiles a = *(const bn_train_tiles *)args;
+    const size_t whole = a.n / BN_TERNARY_TILE_K, left = a.n % BN_TERNARY_TILE_K;
+    const size_t across = bn_round_up(a.n, BN_TRAIN_COLUMNS) / BN_TERNARY_TILE_K;
+    for (size_t row = first; row < end; row++) {
+        const int8_t *c = a.c + row * a.n;
+        uint8_t *to = a.tiles + row / BN_PANEL * across * BN_TILE_BYTES + row % BN_PANEL * 4;
+        for (size_t i = 0; i < across; i++, to += BN_TILE_BYTES) {
+            int8_t end_of_row[BN_TERNARY_TILE_K] = {0};
+            if (i == whole)
+                memcpy(end_of_row, c + i * BN_TERNARY_TILE_K, left);
+            const uint32_t codes = packed(i < whole ? c + i * BN_TERNARY_TILE_K : end_of_row);
+            memcpy(to, &codes, sizeof codes);
+        }
+    }
+}
+
+/* Panels that are multiplied at once: their sums are on the stack. */
+enum { TRAIN_PANELS = 8 };
+
+static void linear_block(const bn_train_linear *a, size_t row, size_t rows) {
+    _Alignas(64) int32_t acc[BN_TRAIN_ROWS * TRAIN_PANELS * BN_PANEL];
+    int32_t q_sums[BN_TRAIN_ROWS];
+    const size_t k_tiles = a->columns / BN_TERNARY_TILE_K, panels = a->n / BN_PANEL;
+    for (size_t t = 0; t < rows; t++) {
+        int32_t sum = 0;
+        for (size_t k = 0; k < a->columns; k++)
+            sum += a->q[(row + t) * a->columns + k];
+        q_sums[t] = sum;
+    }
+    for (size_t p = 0; p < panels; p += TRAIN_PANELS) {
+        const bn_matmul m = {.acc = acc,
+                             .acc_stride = TRAIN_PANELS * BN_PANEL,
+                             .tiles = a->tiles + p * k_tiles * BN_TILE_BYTES,
+                             .panel_stride = k_tiles * BN_TILE_BYTES,
+                             .panels = bn_min(panels - p, TRAIN_PANELS),
+                             .k_tiles = k_tiles,
+                             .q = a->q + row * a->columns,
+                             .q_stride = a->columns,
+                             .tokens = rows};
+        const bn_scaling to = {.y = a->y + row * a->n + p * BN_PANEL,
+                               .y_stride = a->n,
+                               .acc = acc,
+                               .acc_stride = m.acc_stride,
+                               .q_sums = q_sums,
+                               .s = a->s + row,
+                               .scales = a->scale + (a->scale_each ? p * BN_PANEL : 0),
+                               .scale_each = a->scale_each,
+                               .n = m.panels * BN_PANEL,
+                               .tokens = rows};
+        a->product(&m, &to);
+    }
+}
+
+static void linear(const void *args, size_t first, size_t end) {
+    for (size_t row = first; row < end; row += BN_TRAIN_ROWS)
+        linear_block(args, row, bn_min(end - row, BN_TRAIN_ROWS));
 }
 
 static void scaled(const void *args, size_t first, size_t end) {
@@ -233,8 +310,9 @@ static void entropy(const void *args, size_t first, size_t end) {
 #define BN_TRAINING_KERNELS                                                                        \
     {                                                                                              \
         .codes = codes, .between = between, .magnitudes = magnitudes, .ternary = ternary,          \
-        .values = values, .scaled = scaled, .norm = norm, .norm_back = norm_back, .gate = gate,    \
-        .gate_back = gate_back, .rotated = rotated, .softmax = softmax, .entropy = entropy         \
+        .values = values, .tiles = tiles, .linear = linear, .scaled = scaled, .norm = norm,        \
+        .norm_back = norm_back, .gate = gate, .gate_back = gate_back, .rotated = rotated,          \
+        .softmax = softmax, .entropy = entropy                                                     \
     }
 
 #endif

@@ -8,6 +8,7 @@
 #include "system/floats.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 typedef struct shared {
     bn_train_kernel *kernel;
@@ -16,11 +17,12 @@ typedef struct shared {
     atomic_size_t taken; /* rows */
 } shared;
 
-int bn_training_select(bn_training_kernels *table, const char *isa) {
+int bn_training_select(bn_training_kernels *table, bn_train_product **product, const char *isa) {
     bn_kernels kernels;
     if (!bn_kernels_select(&kernels, isa))
         return 0;
     *table = kernels.training;
+    *product = strcmp(kernels.isa, "scalar") == 0 ? NULL : kernels.products.ternary_scaled;
     return 1;
 }
 

@@ -14,9 +14,10 @@
  * ABI of GOMP_parallel. */
 typedef void bn_team(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 
-/* The kernels of tier `isa`, or of the best that runs here if NULL. Returns 0 and leaves *table
- * unchanged if that does not run here. */
-int bn_training_select(bn_training_kernels *table, const char *isa);
+/* The kernels of tier `isa`, or of the best that runs here if NULL, and the product for `linear`,
+ * NULL from the scalar tier, as it is slower than a trainer's own. Returns 0, leaving both
+ * unchanged, if that tier does not run here. */
+int bn_training_select(bn_training_kernels *table, bn_train_product **product, const char *isa);
 
 /* kernel(args, ...) of `rows` rows, by the caller alone if `threads` is 1 or team is NULL. */
 void bn_training_run(bn_train_kernel *kernel, const void *args, size_t rows, bn_team *team,

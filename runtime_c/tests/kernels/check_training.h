@@ -69,12 +69,15 @@ static void check_train_codes(test *t) {
 static void check_train_between(test *t) {
     const shape z = a_shape(t);
     const float *x = floats(t, z.all, (int)below(t, FLOAT_KINDS)), amount = (float)below(t, 5) / 4;
-    bn_train_between a[2];
+    bn_train_between a[2], b[2];
     for (int i = 0; i < 2; i++) {
-        a[i] = (bn_train_between){buffer(t, z.all * sizeof(float)), x, z.n, &amount};
+        a[i] = (bn_train_between){{buffer(t, z.all * sizeof(float)), NULL}, x, z.n, &amount};
+        b[i] = (bn_train_between){{NULL, buffer(t, z.all * sizeof(uint16_t))}, x, z.n, &amount};
         of(t, i)->between(&a[i], 0, z.rows);
+        of(t, i)->between(&b[i], 0, z.rows);
     }
-    same_floats(t, a[0].y, a[1].y, z.all, "between");
+    same_floats(t, a[0].y.f32, a[1].y.f32, z.all, "between");
+    same_bf16(t, b[0].y.bf16, b[1].y.bf16, z.all, "between in bf16");
     done(t, "between");
 }
 
@@ -119,6 +122,64 @@ static void check_train_values(test *t) {
     same_floats(t, a[0].y.f32, a[1].y.f32, z.all, "values");
     same_bf16(t, b[0].y.bf16, b[1].y.bf16, z.all, "values in bf16");
     done(t, "values");
+}
+
+static int8_t *some_ternary(test *t, size_t n) {
+    int8_t *c = buffer(t, n);
+    for (size_t i = 0; i < n; i++)
+        c[i] = (int8_t)((int)below(t, 3) - 1);
+    return c;
+}
+
+static void check_train_tiles(test *t) {
+    const size_t n = BN_PANEL * size_to(t, 9), k = size_to(t, 200);
+    const size_t bytes = n * bn_round_up(k, BN_TRAIN_COLUMNS) / 4;
+    const int8_t *c = some_ternary(t, n * k);
+    bn_train_tiles a[2];
+    for (int i = 0; i < 2; i++) {
+        a[i] = (bn_train_tiles){buffer(t, bytes), c, k};
+        of(t, i)->tiles(&a[i], 0, n);
+    }
+    same_bytes(t, a[0].tiles, a[1].tiles, bytes, "tiles");
+    done(t, "tiles");
+}
+
+/* Some outputs are also computed from the codes. */
+static void check_train_linear(test *t) {
+    const size_t rows = size_to(t, BN_TRAIN_ROWS + 9), n = BN_PANEL * size_to(t, 18);
+    const size_t k = size_to(t, 200), columns = bn_round_up(k, BN_TRAIN_COLUMNS);
+    const int each = (int)below(t, 2);
+    const int8_t *c = some_ternary(t, n * k);
+    int8_t *q = some_codes(t, rows * columns);
+    uint8_t *packed = buffer(t, n * columns / 4);
+    const float *s = some_scales(t, rows), *scale = floats(t, n, (int)below(t, FLOAT_KINDS));
+    float *y[2];
+    for (size_t i = 0; i < rows; i++)
+        memset(q + i * columns + k, 0, columns - k);
+    of(t, 1)->tiles(&(bn_train_tiles){packed, c, k}, 0, n);
+    for (int i = 0; i < 2; i++) {
+        const bn_kernels *tier = i ? t->scalar : t->tier;
+        const bn_train_linear a = {.product = tier->products.ternary_scaled,
+                                   .y = y[i] = buffer(t, rows * n * sizeof **y),
+                                   .tiles = packed,
+                                   .q = q,
+                                   .columns = columns,
+                                   .scale = scale,
+                                   .scale_each = each,
+                                   .s = s,
+                                   .n = n};
+        tier->training.linear(&a, 0, rows);
+    }
+    same_floats(t, y[0], y[1], rows * n, "linear");
+    for (int times = 0; times < 9; times++) {
+        const size_t row = below(t, rows), i = below(t, n);
+        int32_t sum = 0;
+        for (size_t j = 0; j < k; j++)
+            sum += c[i * k + j] * q[row * columns + j];
+        float expected = (float)sum * (scale[each ? i : 0] / s[row]);
+        same_floats(t, &y[0][row * n + i], &expected, 1, "linear, from the codes");
+    }
+    done(t, "linear");
 }
 
 static void check_train_scaled(test *t) {

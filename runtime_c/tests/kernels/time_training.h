@@ -26,12 +26,12 @@ static void time_train_codes(bench *b) {
 
 static void call_train_between(bench *b) {
     const float amount = 0.25f;
-    const bn_train_between a = {b->y, b->x, TRAINED, &amount};
+    const bn_train_between a = {{NULL, (uint16_t *)(void *)b->y}, b->x, TRAINED, &amount};
     b->k->training.between(&a, 0, TIMED_ROWS);
 }
 
 static void time_train_between(bench *b) {
-    time_rows(b, "between", call_train_between, 8);
+    time_rows(b, "between", call_train_between, 6);
 }
 
 static void call_train_magnitudes(bench *b) {
@@ -59,6 +59,16 @@ static void call_train_values(bench *b) {
 
 static void time_train_values(bench *b) {
     time_rows(b, "values", call_train_values, 3);
+}
+
+static void call_train_tiles(bench *b) {
+    const bn_train_tiles a = {(uint8_t *)b->acc, b->q, TRAINED};
+    b->k->training.tiles(&a, 0, TIMED_ROWS);
+}
+
+static void time_train_tiles(bench *b) {
+    memset(b->q, 1, TIMED);
+    time_rows(b, "tiles", call_train_tiles, 1.25);
 }
 
 static void call_train_scaled(bench *b) {
