@@ -34,7 +34,7 @@ def scaled_integer_sum(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor, terna
 
     ternary: whether all codes are -1, 0 or 1, as the engine's product needs.
     """
-    if ternary and kernels.possible(scale, s) and kernels.multiplies(q, codes):
+    if ternary and kernels.multiplies(q, codes, scale, s):
         return kernels.linear(q, codes, scale, s)
     if _has_int8_product(q, codes) and kernels.possible(scale, s):
         return kernels.scaled(torch._int_mm(q, codes.T), scale, s)

@@ -127,9 +127,34 @@ def values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def multiplies(q: Tensor, codes: Tensor) -> bool:
-    """Whether `linear` can multiply these: int8 (M, K), (N, K)."""
-    return possible(q, codes, dtype=torch.int8) and len(codes) % training.PANEL == 0 and _all().product != training.NULL
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_product() -> bool:
+    kernels = _kernels()
+    return kernels is not None and kernels.product != training.NULL
+
+
+def multiplies(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> bool:
+    """Whether `linear` takes these. It does in a compiled layer, too."""
+    if len(codes) % training.PANEL or not _has_product():
+        return False
+    if torch.compiler.is_compiling():
+        return q.device.type == "cpu" and q.numel() > 0 and codes.numel() > 0
+    return possible(scale, s) and possible(q, codes, dtype=torch.int8)
+
+
+def _linear(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
+    (rows, k), n, each = q.shape, len(codes), len(scale) > 1
+    codes, scale, s = codes.expand(n, k), scale.expand(n if each else 1), s.expand(rows, 1)
+    q = F.pad(q, (0, -k % training.COLUMNS))
+    q = q.clone(memory_format=torch.contiguous_format) if q.data_ptr() % ALIGNED or not q.is_contiguous() else q
+    tiles, y = codes.new_empty(n * q.shape[1] // 4, dtype=torch.uint8), s.new_empty(rows, n)
+    _run("tiles", n, tiles, codes.contiguous(), k)
+    _run("linear", rows, _all().product, y, tiles, q, q.shape[1], scale.contiguous(), each, s.contiguous(), n)
+    return y
+
+
+_traced = torch.library.custom_op("bitnet::ternary_linear", _linear, mutates_args=(), device_types="cpu")
+_traced.register_fake(lambda q, codes, scale, s: s.new_empty(len(q), len(codes)))
 
 
 def linear(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
@@ -139,13 +164,7 @@ def linear(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
 
     Raises RuntimeError, as torch does, if sizes differ.
     """
-    (rows, k), n, each = q.shape, len(codes), len(scale) > 1
-    codes, scale, s = codes.expand(n, k), scale.expand(n if each else 1), s.expand(rows, 1)
-    q = F.pad(q, (0, -k % training.COLUMNS))
-    q = q.clone(memory_format=torch.contiguous_format) if q.data_ptr() % ALIGNED or not q.is_contiguous() else q
-    tiles, y = codes.new_empty(n * q.shape[1] // 4, dtype=torch.uint8), s.new_empty(rows, n)
-    _run("tiles", n, tiles, codes.contiguous(), k)
-    _run("linear", rows, _all().product, y, tiles, q, q.shape[1], scale.contiguous(), each, s.contiguous(), n)
+    y: Tensor = (_traced if torch.compiler.is_compiling() else _linear)(q, codes, scale, s)
     return y
 
 

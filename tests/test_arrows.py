@@ -23,7 +23,8 @@ ARROWS = """
 | `bitnet_cli` | the verbs of the `bitnet` command | `bitnet_serve`, `bitnet_export`, `bitnet`, `bitnet_runtime` |
 | `bitnet_serve` | the server | `bitnet_runtime` |
 | `bitnet_export` | the packed file and the formats of others | \
-`bitnet_runtime`; the numbers: `bitnet.config`, `bitnet.quant`, `bitnet.straight_through`, `bitnet.kernels`, `bitnet.model`; \
+`bitnet_runtime`; the numbers: \
+`bitnet.config`, `bitnet.quant`, `bitnet.straight_through`, `bitnet.kernels`, `bitnet.model`; \
 text: `bitnet.data`; checkpoints: `bitnet.train.checkpoint`, `bitnet.train.source_model`, `bitnet.settings`; \
 files on disk: `bitnet.process` |
 | `bitnet` | training | `bitnet_runtime` |

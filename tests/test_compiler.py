@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import bitnet_cli
+from bitnet import kernels
 from bitnet.config import ModelConfig
 from bitnet.model import compiler
 from bitnet.model.compiler import compile_layers
@@ -86,6 +87,18 @@ def test_layers_are_one_graph_without_breaks() -> None:
             expected = gradients(model, **options)
         assert counters["stats"]["unique_graphs"] == graphs
         assert same(found, expected), options
+
+
+@pytest.mark.usefixtures("fresh", "torch_alone")
+def test_compiled_layers_multiply_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all seven linear layers of a block."""
+    called, run = [], kernels._run
+    monkeypatch.setattr(kernels, "_run", lambda name, *rest: (called.append(name), run(name, *rest)))
+    model = small(n_layers=1)
+    compiler.compile_layers(model, "aot_eager")
+    counters.clear()  # of the trial
+    gradients(model)
+    assert called == ["tiles", "linear"] * 7 and not counters["graph_break"]
 
 
 @pytest.mark.usefixtures("fresh")

@@ -51,12 +51,12 @@ def test_where_the_engine_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> 
     """Its panels have 16 rows, and its scalar code is slower than torch."""
     q, codes = torch.ones(3, 8, dtype=torch.int8), torch.ones(32, 8, dtype=torch.int8)
     scale, s, found = torch.ones(1), torch.ones(3, 1), kernels._kernels.__wrapped__
-    assert kernels.multiplies(q, codes) == (available_isas()[0] != "scalar")
-    assert not kernels.multiplies(q, codes[:24]) and not kernels.multiplies(q.float(), codes)
+    assert kernels.multiplies(q, codes, scale, s) == (available_isas()[0] != "scalar")
+    assert not kernels.multiplies(q, codes[:24], scale, s) and not kernels.multiplies(q.float(), codes, scale, s)
     monkeypatch.setenv("BITNET_ISA", "scalar")
     ours = found()
     monkeypatch.setattr(kernels, "_kernels", lambda: ours)
-    assert kernels.possible(scale) and not kernels.multiplies(q, codes)
+    assert kernels.possible(scale) and not kernels.multiplies(q, codes, scale, s)
     assert scaled_integer_sum(q, codes, scale, s, ternary=True).tolist() == [[8.0] * 32] * 3
     monkeypatch.setenv("BITNET_ISA", "abacus")
     with pytest.raises(ValueError, match=r"BITNET_ISA is 'abacus', expected one of .*scalar"):
