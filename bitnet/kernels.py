@@ -36,12 +36,17 @@ def _kernels() -> training.Kernels | None:
     return training.Kernels(ctypes.cast(share_work, ctypes.c_void_p).value or 0)
 
 
+def check() -> None:
+    """Raises ValueError if BITNET_ISA names no instruction set of this machine: to be called before other work."""
+    _kernels()
+
+
 _wanted = ContextVar("wanted", default=True)
 
 
 @contextlib.contextmanager
 def unused() -> Iterator[None]:
-    """A context in which torch computes alone, as it should where the engine is compared with it."""
+    """A context in which torch computes alone in this thread, as it should where the engine is compared with it."""
     before = _wanted.set(False)
     try:
         yield
@@ -49,15 +54,24 @@ def unused() -> Iterator[None]:
         _wanted.reset(before)
 
 
+def _in_memory(x: Tensor) -> bool:
+    """Whether x is a tensor of this CPU, and no wrapper of one that torch transforms or shards."""
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and x.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not torch._is_functional_tensor(x)
+    )
+
+
 def possible(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Whether these, all of this dtype and not empty, can be given to kernels."""
     return (
         not torch.compiler.is_compiling()
         and _wanted.get()
-        and all(
-            type(x) in (Tensor, nn.Parameter) and x.dtype == dtype and x.device.type == "cpu" and x.numel() > 0
-            for x in tensors
-        )
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(_in_memory(x) and x.dtype == dtype and x.numel() > 0 for x in tensors)
         and _kernels() is not None
     )
 
@@ -122,9 +136,14 @@ def ternary_codes(w: Tensor, gamma: Tensor) -> Tensor:
 
 def values(q: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
     """q / s, rounded to fp32 or bf16: the same bits as torch. q: int8 (M, K), s: (M, 1)."""
+    q, s = q.contiguous(), s.expand(len(q), 1).contiguous()
     y = torch.empty_like(q, dtype=dtype)
     _run("values", len(q), _floating(y), q, s, q.shape[1])
     return y
+
+
+FEW = 256
+"""Rows of fewer inputs, for which it does not pay to pack the weights."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -134,8 +153,8 @@ def _has_product() -> bool:
 
 
 def multiplies(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> bool:
-    """Whether `linear` takes these. It does in a compiled layer, too."""
-    if len(codes) % training.PANEL or not _has_product():
+    """Whether `linear` takes these, and is faster than torch. It is in a compiled layer, too."""
+    if len(q) < FEW or len(codes) % training.OUTPUTS or not _has_product():
         return False
     if torch.compiler.is_compiling():
         return q.device.type == "cpu" and q.numel() > 0 and codes.numel() > 0
@@ -144,9 +163,11 @@ def multiplies(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> bool:
 
 def _linear(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     (rows, k), n, each = q.shape, len(codes), len(scale) > 1
-    codes, scale, s = codes.expand(n, k), scale.expand(n if each else 1), s.expand(rows, 1)
-    q = F.pad(q, (0, -k % training.COLUMNS))
-    q = q.clone(memory_format=torch.contiguous_format) if q.data_ptr() % ALIGNED or not q.is_contiguous() else q
+    if codes.shape[1] != k:
+        raise RuntimeError(f"inputs have size {k}, expected that of a row of codes, {codes.shape[1]}")
+    scale, s = scale.expand(n if each else 1), s.expand(rows, 1)
+    if k % training.COLUMNS or q.data_ptr() % ALIGNED or not q.is_contiguous():
+        q = F.pad(q, (0, -k % training.COLUMNS)).contiguous()  # copies, even if there is nothing to add
     tiles, y = codes.new_empty(n * q.shape[1] // 4, dtype=torch.uint8), s.new_empty(rows, n)
     _run("tiles", n, tiles, codes.contiguous(), k)
     _run("linear", rows, _all().product, y, tiles, q, q.shape[1], scale.contiguous(), each, s.contiguous(), n)

@@ -159,7 +159,7 @@ class Settings:
     precision: str = option("auto", "precision of the backward products; auto: bf16 if the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp (data parallel) or fsdp (fully sharded, ZeRO-3); auto: ddp")
-    threads: int = option(0, "CPU threads, at most one for each core; 0: torch's default")
+    threads: int = option(0, "CPU threads, at most one for each core; 0: torch's default, or OMP_NUM_THREADS")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "activation checkpointing in the backward pass: a quarter more time, less memory")
     eval_every: int = option(

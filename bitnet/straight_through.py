@@ -40,63 +40,90 @@ def _outputs(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class _QuantizedLinear(torch.autograd.Function):
-    """Several projections of one input, which is quantized once, and at most converted once.
+def _operands(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of operands of float products with x: that of autocast, else `dtype`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
 
-    Forward is `integer_product`, or with λ below 1 a float product of values between x and x_q, W and W_q; backward is
-    the straight-through estimator (STE), every quantizer the identity: grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Of what was
-    quantized int8 codes are saved, not float copies, and `w + (w_q - w)`, which is inexact in bf16, is never formed.
-    Under autocast the two products of the backward pass take W_q and x_q rounded to bf16; those of integers are always
-    exact.
+
+class _IntegerLinear(torch.autograd.Function):
+    """Several projections of one input, which is quantized once.
+
+    Forward is `integer_product`; backward is the straight-through estimator (STE), every quantizer the identity:
+    grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
+    `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
+    pass take W_q and x_q rounded to bf16; the forward pass is always integer.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, amount: float | Tensor, kinds: Sequence[str], *weights: Tensor
-    ) -> tuple[Tensor, ...]:
-        device, outputs = x.device.type, _outputs(x)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        """given: the input, a kind of each matrix (`_codes`), and the matrices. They are no parameters, because
+        torch.compile believes that a function has no ctx if it has one parameter less than arguments."""
+        x, kinds, *weights = given
         ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
-        ctx.whole = _is_whole(amount)
-        precise = torch.float32 if ctx.whole else torch.promote_types(x.dtype, torch.float32)
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else precise
-        x, pairs = x.flatten(0, -2), [_codes(w, kind) for w, kind in zip(weights, kinds, strict=True)]
-        if ctx.whole:
-            q, s = activation_codes(x)
-            ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
-            ys = [
-                integer_product(q, *pair, s, outputs, kind != "int8") for pair, kind in zip(pairs, kinds, strict=True)
-            ]
-        else:
-            x = _between(x, amount, ctx.dtype)
-            ws = [toward(w, _values(*pair), amount).to(ctx.dtype) for w, pair in zip(weights, pairs, strict=True)]
-            ctx.save_for_backward(x, *ws)
-            ys = [product(x, w.mT).to(outputs) for w in ws]
-        return tuple(y.unflatten(0, ctx.x_shape[:-1]) for y in ys)
+        ctx.dtype = _operands(x, torch.float32)
+        q, s = activation_codes(x.flatten(0, -2))
+        pairs = [_codes(w, kind) for w, kind in zip(weights, kinds, strict=True)]
+        saved = (q, s) if any(ctx.needs_input_grad[2:]) else (None, None)
+        ctx.save_for_backward(*saved, *(tensor for pair in pairs for tensor in pair))
+        ys = (
+            integer_product(q, *pair, s, _outputs(x), ternary=kind != "int8")
+            for pair, kind in zip(pairs, kinds, strict=True)
+        )
+        return tuple(y.unflatten(0, x.shape[:-1]) for y in ys)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.whole:
-            q, s, *flat = ctx.saved_tensors
-            ws = [_values(*pair).to(ctx.dtype) for pair in zip(flat[::2], flat[1::2], strict=True)]
-        else:
-            x, *ws = ctx.saved_tensors
-        gs = [grad.flatten(0, -2) for grad in grads]
-        sizes = [g.shape[1] for g in gs]
-        if gs[0].dtype != ctx.dtype:  # they are copied anyway: side by side, so that one product suffices
-            gs, ws = [_side_by_side(gs, ctx.dtype)], [torch.cat(ws)]
+        q, s, *flat = ctx.saved_tensors
+        ws = [_values(*pair).to(ctx.dtype) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        grad_x, grad_ws = _gradients(ctx, grads, ws, lambda: activation_values(q, s, ctx.dtype))
+        return grad_x, None, *grad_ws
+
+
+class _PartlyLinear(torch.autograd.Function):
+    """The same with λ below 1: a float product of values between x and x_q, W and W_q. Saves what was multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        """given: the same, with λ before the matrices."""
+        x, kinds, amount, *weights = given
+        ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
+        ctx.dtype = _operands(x, x.dtype)
+        between = _between(x.flatten(0, -2), amount, ctx.dtype)
+        pairs = (_codes(w, kind) for w, kind in zip(weights, kinds, strict=True))
+        ws = [toward(w, _values(*pair), amount).to(ctx.dtype) for w, pair in zip(weights, pairs, strict=True)]
+        ctx.save_for_backward(between if any(ctx.needs_input_grad[3:]) else None, *ws)
+        ys = (product(between, w.mT).to(_outputs(x)) for w in ws)
+        return tuple(y.unflatten(0, x.shape[:-1]) for y in ys)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *ws = ctx.saved_tensors
+        grad_x, grad_ws = _gradients(ctx, grads, ws, lambda: x)
+        return grad_x, None, None, *grad_ws
+
+
+def _gradients(
+    ctx: Any, grads: Sequence[Tensor], ws: list[Tensor], x: Callable[[], Tensor]
+) -> tuple[Tensor | None, Sequence[Tensor | None]]:
+    """Of the input and of each matrix, if they learn. ws, x: the operands of the product, (N_i, K) and (M, K)."""
+    gs, learns, grad_x = [grad.flatten(0, -2) for grad in grads], ctx.needs_input_grad[-len(ws) :], None
+    sizes = [g.shape[1] for g in gs]
+    if gs[0].dtype != ctx.dtype:  # they are copied anyway: side by side, so that one product suffices
+        gs, ws = [_side_by_side(gs, ctx.dtype)], [torch.cat(ws)]
+    if ctx.needs_input_grad[0]:
         grad_x = product(gs[0], ws[0])
         for g, w in zip(gs[1:], ws[1:], strict=True):
             grad_x = product(g, w, onto=grad_x)
         grad_x = grad_x.to(ctx.x_dtype).view(ctx.x_shape)
-        learns = ctx.needs_input_grad[3:]
-        if not any(learns):
-            return grad_x, None, None, *(None for _ in grads)
-        x = activation_values(q, s, ctx.dtype) if ctx.whole else x
-        if len(gs) == 1 and all(learns):
-            return grad_x, None, None, *product(gs[0].T, x).to(ctx.w_dtype).split(sizes)
-        gs = gs if len(gs) > 1 else gs[0].split(sizes, 1)
-        grad_ws = (product(g.T, x).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True))
-        return grad_x, None, None, *grad_ws
+    if not any(learns):
+        return grad_x, [None] * len(learns)
+    if len(gs) == 1 and all(learns):
+        return grad_x, product(gs[0].T, x()).to(ctx.w_dtype).split(sizes)
+    gs, inputs = gs if len(gs) > 1 else list(gs[0].split(sizes, 1)), x()
+    return grad_x, [
+        product(g.T, inputs).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True)
+    ]
 
 
 def _values(codes: Tensor, scale: Tensor) -> Tensor:
@@ -143,12 +170,17 @@ class _Partly(torch.autograd.Function):
 
 
 _partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
-_quantized_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
+_integer_linear: Callable[..., tuple[Tensor, ...]] = _IntegerLinear.apply
+_partly_linear: Callable[..., tuple[Tensor, ...]] = _PartlyLinear.apply
 
 
 def _is_whole(amount: float | Tensor) -> bool:
     """Whether quantizers apply fully. Never for a tensor, which may change without recompilation."""
     return isinstance(amount, float) and amount == 1.0
+
+
+def _quantized_linear(x: Tensor, amount: float | Tensor, kinds: Sequence[str], *weights: Tensor) -> tuple[Tensor, ...]:
+    return _integer_linear(x, kinds, *weights) if _is_whole(amount) else _partly_linear(x, kinds, amount, *weights)
 
 
 def ternary_linear(

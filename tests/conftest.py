@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from bitnet_runtime import available_isas
 
 # Tests run in several processes: one torch thread each. The models are too small for more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,6 +57,16 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, for tests that compare bits with those of compiled layers, which consist of torch's operations."""
     monkeypatch.setattr("bitnet.kernels.possible", lambda *_, **__: False)
+
+
+@pytest.fixture(params=[isa for isa in available_isas() if isa not in ("scalar", "avxvnni", "avx512vnni")])
+def engine_multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine multiplies ternary codes in training, be they ever so few, by each tier that is used for it."""
+    kernels = importlib.import_module("bitnet.kernels")
+    monkeypatch.setenv("BITNET_ISA", request.param)
+    of_tier = kernels._kernels.__wrapped__()
+    monkeypatch.setattr(kernels, "_kernels", lambda: of_tier)
+    monkeypatch.setattr(kernels, "FEW", 1)
 
 
 @pytest.fixture

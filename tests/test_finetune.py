@@ -352,20 +352,56 @@ def test_schedule_ends_half_way_at_the_latest() -> None:
     assert schedule.quantization(Settings(quantize_warmup=0.0), schedule.Place(0.0, 0.0)) == 1.0
 
 
+PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.15)]
+"""And how far sums of some 16 products of order 1 may be off: integers are always scaled in fp32."""
+
+
+@pytest.mark.parametrize("precision, off", PRECISIONS)
 @pytest.mark.parametrize("amount", [0.0, 0.3, 1.0])
-def test_partly_quantized_product_by_hand(amount: float) -> None:
+def test_partly_quantized_products_by_hand(amount: float, precision: torch.dtype, off: float) -> None:
+    """Of one input with two matrices, in fp64, in fp32 and under autocast."""
     random_ = torch.Generator().manual_seed(0)
-    x, w, g = (torch.randn(n, k, generator=random_, dtype=torch.float64) for n, k in ((5, 16), (7, 16), (5, 7)))
-    x, w, g = x.float().requires_grad_(), w.float().requires_grad_(), g.float()
-    (q, s), (codes, gamma) = quant.activation_codes(x), quant.ternary_codes(w)
-    x_eff = x.detach() + amount * (q / s - x.detach())
-    w_eff = w.detach() + amount * (codes * gamma - w.detach())
-    (y,) = straight_through.ternary_linear(x, w, amount=amount)
-    y.backward(g)
-    close = {"rtol": 0, "atol": 1e-5}  # fp32 sums of 16 products of order 1
-    assert torch.allclose(y, x_eff @ w_eff.T, **close)
-    assert x.grad is not None and torch.allclose(x.grad, g @ w_eff, **close)
-    assert w.grad is not None and torch.allclose(w.grad, g.T @ x_eff, **close)
+    sizes = ((5, 16), (7, 16), (3, 16), (5, 7), (5, 3))
+    x, w1, w2, g1, g2 = (torch.randn(*size, generator=random_, dtype=torch.float64) for size in sizes)
+    if precision != torch.float64:
+        x, w1, w2, g1, g2 = (each.float() for each in (x, w1, w2, g1, g2))
+    x_eff = x + amount * (torch.div(*quant.activation_codes(x)) - x)
+    w1_eff, w2_eff = (w + amount * (torch.mul(*quant.ternary_codes(w)) - w) for w in (w1, w2))
+    learnt = [each.requires_grad_() for each in (x, w1, w2)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        ys = straight_through.ternary_linear(x, w1, w2, amount=amount)
+        found = [*ys, *torch.autograd.grad(ys, learnt, (g1, g2))]
+    expected = [x_eff @ w1_eff.T, x_eff @ w2_eff.T, g1 @ w1_eff + g2 @ w2_eff, g1.T @ x_eff, g2.T @ x_eff]
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a.double(), b.double(), rtol=0, atol=off if amount < 1 else max(off, 1e-5))
+
+
+@pytest.mark.parametrize("amount", [0.3, 1.0])
+def test_only_what_learns_has_a_gradient(amount: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only for that is anything kept and multiplied."""
+    products: list[int] = []
+    kept: list[int] = []
+    product = straight_through.product
+
+    def counted(*operands: torch.Tensor, **onto: Any) -> torch.Tensor:
+        products.append(1)
+        return product(*operands, **onto)
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        kept.append(saved.numel())
+        return saved
+
+    monkeypatch.setattr(straight_through, "product", counted)
+    for learns in ((True, False, False), (False, True, True), (True, False, True)):
+        x, w1, w2 = (torch.randn(n, 16, requires_grad=each) for n, each in zip((5, 7, 3), learns, strict=True))
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            y1, y2 = straight_through.ternary_linear(x, w1, w2, amount=amount)
+        products.clear()
+        learnt = [each for each in (x, w1, w2) if each.requires_grad]
+        assert all(g.any() for g in torch.autograd.grad([y1, y2], learnt, [torch.randn(5, 7), torch.randn(5, 3)]))
+        assert len(products) == 2 * sum(learns) - learns[1] - learns[2]
+        assert (x.numel() in kept) == any(learns[1:])
 
 
 def test_amount_comes_back_after_an_error() -> None:

@@ -16,6 +16,7 @@ from bitnet.integer_sum import scaled_integer_sum
 from bitnet.model.attention import bf16_attention
 from bitnet.model.head import portion
 from bitnet.model.layers import RMSNorm, gated, rotate
+from bitnet.straight_through import ternary_linear
 from bitnet_runtime import training
 from bitnet_runtime._native import ffi
 from both_ways import a_step, both_ways, near, same, wide
@@ -46,13 +47,14 @@ def test_quantization(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -
         assert same(both_ways(monkeypatch, partial(scaled_integer_sum, q, codes[:n], scale, s)))
 
 
+@pytest.mark.usefixtures("engine_multiplies")
 @pytest.mark.parametrize("m, k, n", [(1, 1, 16), (65, 17, 48), (training.ROWS, 64, 144), (200, 1100, 304)])
 def test_product(monkeypatch: pytest.MonkeyPatch, m: int, k: int, n: int) -> None:
     """Of ternary codes, by the engine: blocks of rows and panels, and columns that fill no tile."""
     wider = torch.randint(-127, 128, (m + 1, k + 1), dtype=torch.int8)
     codes = torch.randint(-1, 2, (n, k), dtype=torch.int8)
     codes[0] = 1
-    wider[-1] = 127
+    wider[-1] = 127  # with codes of 1, the largest sum
     s = torch.rand(m, 1) + 1
     for q in (wider[1:, 1:].contiguous(), wider[1:, 1:], wider.flatten()[1 : 1 + m * k].unflatten(0, (m, k))):
         for scale in (torch.rand(1), torch.rand(n)):
@@ -233,6 +235,17 @@ def test_a_step(monkeypatch: pytest.MonkeyPatch, amount: float, precise: bool) -
     assert near((found[:1], expected[:1]), 1e-3) and near((found[1:], expected[1:]), 0.02)
 
 
+@pytest.mark.usefixtures("engine_multiplies")
+def test_layers_with_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose codes are no ternary ones."""
+    x, low = torch.randn(70, 40), torch.randn(16, 40)
+    weights = [torch.randn(n, 40) for n in (48, 16)]
+    learnt = [each.requires_grad_() for each in (x, low, *weights)]
+    found, expected = both_ways(monkeypatch, lambda *_: ternary_linear(x, *weights, by_row=[low]), *learnt)
+    assert same((found[:3], expected[:3])) and near((found, expected), 1e-6)
+
+
+@pytest.mark.usefixtures("engine_multiplies")
 def test_steps_run_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     used, run = set(), training.Kernels.run
 

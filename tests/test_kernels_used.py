@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import bitnet_cli
 from bitnet import kernels, quant
+from bitnet.bitlinear import BitLinear
 from bitnet.integer_sum import scaled_integer_sum
 from bitnet.model.attention import bf16_attention
 from bitnet.model.head import portion
@@ -48,19 +52,33 @@ def test_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_the_engine_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its panels have 16 rows, and its scalar code is slower than torch."""
-    q, codes = torch.ones(3, 8, dtype=torch.int8), torch.ones(32, 8, dtype=torch.int8)
-    scale, s, found = torch.ones(1), torch.ones(3, 1), kernels._kernels.__wrapped__
-    assert kernels.multiplies(q, codes, scale, s) == (available_isas()[0] != "scalar")
-    assert not kernels.multiplies(q, codes[:24], scale, s) and not kernels.multiplies(q.float(), codes, scale, s)
-    monkeypatch.setenv("BITNET_ISA", "scalar")
+    """Its panels have 16 rows, and for few rows, or by scalar code, it is slower than torch."""
+    q, codes = torch.ones(300, 8, dtype=torch.int8), torch.ones(32, 8, dtype=torch.int8)
+    scale, s, found = torch.ones(1), torch.ones(300, 1), kernels._kernels.__wrapped__
+    monkeypatch.setenv("BITNET_ISA", available_isas()[-2])  # AVX2 or NEON
     ours = found()
     monkeypatch.setattr(kernels, "_kernels", lambda: ours)
+    assert kernels.multiplies(q, codes, scale, s) and not kernels.multiplies(q[:9], codes, scale, s[:9])
+    assert not kernels.multiplies(q, codes[:24], scale, s) and not kernels.multiplies(q.float(), codes, scale, s)
+    monkeypatch.setenv("BITNET_ISA", "scalar")
+    scalar = found()
+    monkeypatch.setattr(kernels, "_kernels", lambda: scalar)
     assert kernels.possible(scale) and not kernels.multiplies(q, codes, scale, s)
-    assert scaled_integer_sum(q, codes, scale, s, ternary=True).tolist() == [[8.0] * 32] * 3
+    assert scaled_integer_sum(q, codes, scale, s, ternary=True).tolist() == [[8.0] * 32] * 300
     monkeypatch.setenv("BITNET_ISA", "abacus")
     with pytest.raises(ValueError, match=r"BITNET_ISA is 'abacus', expected one of .*scalar"):
         found()
+
+
+def test_an_unknown_instruction_set_is_refused_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before text is read, and checkpoints are set aside for a longer run."""
+    monkeypatch.setenv("BITNET_ISA", "abacus")
+    monkeypatch.setattr(kernels, "_kernels", kernels._kernels.__wrapped__)
+    assert bitnet_cli.main(["train", "--preset", "tiny", "--out", str(tmp_path / "run")]) == 1
+    assert re.fullmatch(r"bitnet: error: BITNET_ISA is 'abacus', expected one of .*scalar\n", capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
 
 
 def test_torch_is_asked_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +137,8 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
     strided.weight = torch.nn.Parameter(torch.randn(16)[::2])
     repeated.weight = torch.nn.Parameter(torch.randn(1).expand(8))
 
+    q, s = torch.randint(-127, 128, (32, 24), dtype=torch.int8)[:, :16], torch.rand(32, 1)
+
     def attention(mask: Tensor) -> Callable[[], Tensor]:
         return lambda: bf16_attention(x, keys, keys, mask, False, 0.4)
 
@@ -130,8 +150,11 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         return lambda: scaled_integer_sum(codes, codes, scale, s)
 
     def multiplied(scale: Tensor, s: Tensor, k: int = 9) -> Callable[[], Tensor]:
-        q, codes = torch.ones(6, k, dtype=torch.int8), torch.ones(9, 16, dtype=torch.int8).T
+        q, codes = torch.ones(6, k, dtype=torch.int8), (torch.arange(144).reshape(9, 16) % 3 - 1).to(torch.int8).T
         return lambda: scaled_integer_sum(q, codes, scale, s, ternary=True)
+
+    def values(q: Tensor, s: Tensor) -> Callable[[], Tensor]:
+        return lambda: quant.activation_values(q, s, torch.float32)
 
     return {
         "a norm of another width": lambda: norm(torch.randn(2, 16)),
@@ -156,11 +179,16 @@ def works_on_other_sizes() -> dict[str, Callable[[], Tensor]]:
         "a product with one scale of inputs": multiplied(torch.rand(16), torch.rand(1, 1)),
         "a product with too few scales of inputs": multiplied(torch.rand(16), torch.rand(4, 1)),
         "a product of other columns": multiplied(torch.rand(16), torch.rand(6, 1), 8),
+        "a product of one column": lambda: scaled_integer_sum(q[:, :6], q[:, :1], torch.rand(1), s, ternary=True),
+        "codes in another order": values(q.T, s[:16]),
+        "codes with a stride": values(q[:, ::2], torch.rand(48, 1)[::2]),
+        "one scale of codes": values(q, s[:1]),
         "fewer keys": lambda: bf16_attention(keys, x, x, None, True, 0.4),
         "more keys": lambda: bf16_attention(x, keys, keys, None, True, 0.4),
     }
 
 
+@pytest.mark.usefixtures("engine_multiplies")
 @pytest.mark.parametrize("case", works_on_other_sizes())
 def test_other_sizes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Kernels know no sizes but those that they are told: they would read and write past the operands' ends."""
@@ -176,6 +204,16 @@ def test_other_sizes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
             work()
     else:
         assert near(([work()], [expected]), 2**-8)
+
+
+def test_tensors_without_memory_are_left_to_torch() -> None:
+    """Those that torch transforms or traces."""
+    layer, x = BitLinear(16, 8).requires_grad_(False), torch.randn(4, 16)
+    codes = list(quant.activation_codes(x))
+    for transform in (torch.func.functionalize, torch.func.vmap):
+        assert same((list(transform(quant.activation_codes)(x)), codes))
+    assert torch.jit.trace(layer, x, check_trace=False)(2 * x).equal(layer(2 * x))
+    assert make_fx(layer)(x)(3 * x).equal(layer(3 * x))
 
 
 def test_targets_without_a_logit() -> None:

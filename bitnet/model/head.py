@@ -21,7 +21,7 @@ from bitnet.straight_through import head_operands, output_logits, toward
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits per portion: as many as a CPU's cache holds, or enough to keep a GPU busy."""
 
-Integers = tuple[Tensor, Tensor, Tensor, Tensor] | None
+Integers = tuple[Tensor, Tensor, Tensor, Tensor, torch.dtype, bool] | None
 """Arguments of `integer_product`, where int8 numbers are multiplied."""
 
 
@@ -92,7 +92,7 @@ def _as_it_counts(
         return x_ND.to(dtype), None
     q, s = activation_codes(x_ND)
     if codes:
-        return activation_values(q, s, dtype), (q, *codes, s)
+        return activation_values(q, s, dtype), (q, *codes, s, torch.float32, config.head_format == "ternary")
     return toward(x_ND, q / s, amount).to(dtype), None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bitnet import process
+from bitnet import kernels, process
 from bitnet.data import tokenized
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
@@ -69,6 +69,7 @@ def train(
     if branch and resume:
         raise TrainingError("--from starts a run and --resume continues one; give one of them")
     process.keep_freed_memory()
+    kernels.check()
     try:
         with parallel.joined():
             if branch:

@@ -14,7 +14,7 @@ ROWS: int = lib.BN_TRAIN_ROWS
 COLUMNS: int = lib.BN_TRAIN_COLUMNS
 """What the columns of tiles are a multiple of."""
 
-PANEL = 16
+OUTPUTS: int = lib.BN_TRAIN_OUTPUTS
 """What the rows of tiles are a multiple of."""
 
 MOST_KEYS: int = lib.BN_TRAIN_KEYS
@@ -41,7 +41,7 @@ class Kernels:
         if not lib.bn_training_select(self._table, product, isa.encode() or NULL):
             raise ValueError(f"BITNET_ISA is {isa!r}, expected one of {', '.join(available_isas())}")
         self.product = product[0]
-        """The engine's, for `linear`; NULL in scalar code, where `linear` cannot be run."""
+        """The engine's, for `linear`; NULL where torch's is as fast."""
 
     def run(self, name: str, rows: int, threads: int, *members: Any) -> None:
         """Compute all rows. members: those of the struct bn_train_`name`, in order."""

@@ -64,7 +64,7 @@ typedef struct bn_train_values {
 } bn_train_values;
 
 /* Ternary codes as tiles of an encoding TERNARY_2BIT (FORMAT.md §4). Columns are padded with code 0
- * to a multiple of BN_TRAIN_COLUMNS. A kernel packs whole panels of 16 rows. */
+ * to a multiple of BN_TRAIN_COLUMNS. A kernel packs whole panels, of BN_TRAIN_OUTPUTS rows. */
 typedef struct bn_train_tiles {
     uint8_t *tiles;
     const int8_t *c;
@@ -84,7 +84,7 @@ typedef struct bn_train_linear {
     const float *scale;   /* [n] if scale_each, else [1] */
     int scale_each;
     const float *s; /* [rows] */
-    size_t n;       /* a multiple of 16 */
+    size_t n;       /* a multiple of BN_TRAIN_OUTPUTS */
 } bn_train_linear;
 
 /* y = (float)sums * (scale / s), in place: y holds the sums, int32, before. */
@@ -161,9 +161,9 @@ typedef struct bn_train_entropy {
     size_t n;
 } bn_train_entropy;
 
-/* BN_TRAIN_ROWS: rows of a block, the unit in which threads take work. BN_TRAIN_COLUMNS: see
- * `tiles`. BN_TRAIN_KEYS: most columns of `softmax`. */
-enum { BN_TRAIN_ROWS = 64, BN_TRAIN_COLUMNS = 64, BN_TRAIN_KEYS = 4096 };
+/* BN_TRAIN_ROWS: rows of a block, the unit in which threads take work. BN_TRAIN_OUTPUTS,
+ * BN_TRAIN_COLUMNS: see `tiles`. BN_TRAIN_KEYS: most columns of `softmax`. */
+enum { BN_TRAIN_ROWS = 64, BN_TRAIN_OUTPUTS = 16, BN_TRAIN_COLUMNS = 64, BN_TRAIN_KEYS = 4096 };
 
 typedef void bn_train_kernel(const void *args, size_t first, size_t end);
 

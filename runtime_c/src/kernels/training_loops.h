@@ -114,6 +114,8 @@ static void tiles(const void *args, size_t first, size_t end) {
     }
 }
 
+_Static_assert((int)BN_TRAIN_OUTPUTS == BN_PANEL, "rows of a panel");
+
 /* Panels that are multiplied at once: their sums are on the stack. */
 enum { TRAIN_PANELS = 8 };
 

@@ -15,8 +15,8 @@
 typedef void bn_team(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 
 /* The kernels of tier `isa`, or of the best that runs here if NULL, and the product for `linear`,
- * NULL from the scalar tier, as it is slower than a trainer's own. Returns 0, leaving both
- * unchanged, if that tier does not run here. */
+ * NULL where a trainer's own int8 product is as fast. Returns 0, leaving both unchanged, if that
+ * tier does not run here. */
 int bn_training_select(bn_training_kernels *table, bn_train_product **product, const char *isa);
 
 /* kernel(args, ...) of `rows` rows, by the caller alone if `threads` is 1 or team is NULL. */
