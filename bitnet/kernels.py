@@ -70,7 +70,7 @@ def possible(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
         not torch.compiler.is_compiling()
         and _wanted.get()
         and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None  # as make_fx traces
         and all(_in_memory(x) and x.dtype == dtype and x.numel() > 0 for x in tensors)
         and _kernels() is not None
     )

@@ -70,6 +70,15 @@ def engine_multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
+def usual_depth() -> Iterator[None]:
+    """Python's usual limit of recursion: other tests may have left more."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of `bitnet report` as HTML have words alone: to draw the figures of one takes 2 s."""
     monkeypatch.setattr("bitnet.report.page._encoded", lambda *_: "")

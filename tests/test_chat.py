@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -279,19 +278,15 @@ def test_what_is_no_json_is_refused_in_one_line(value: Any) -> None:
         render(TEMPLATE, [{"role": "user", "content": "x", "tool_calls": [value]}])
 
 
+@pytest.mark.usefixtures("usual_depth")
 def test_what_is_nested_too_deeply_is_told() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"a": deep}
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(1000)  # other tests may have left more
-    try:
-        with pytest.raises(InvalidParameterError, match=r"^variables are nested too deeply"):
-            ChatTemplate(TEMPLATE).render(HELLO, NAMES, variables=deep)
-        with pytest.raises(InvalidParameterError, match=r"^messages, or tools beside them, are nested too deeply"):
-            ChatTemplate(TEMPLATE).render([{**HELLO[0], "tool_calls": [deep]}], NAMES)
-    finally:
-        sys.setrecursionlimit(limit)
+    with pytest.raises(InvalidParameterError, match=r"^variables are nested too deeply"):
+        ChatTemplate(TEMPLATE).render(HELLO, NAMES, variables=deep)
+    with pytest.raises(InvalidParameterError, match=r"^messages, or tools beside them, are nested too deeply"):
+        ChatTemplate(TEMPLATE).render([{**HELLO[0], "tool_calls": [deep]}], NAMES)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 def test_a_balanced_run_is_resumed_to_the_same_bits(
     source: tuple[Path, Path], tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The share below is 0.36 with this seed, and 0.30 to 0.56 with others, by kernels or by torch alone.
     options = [*RELATIONS, "--precision", precision, "--lr", "0.002", "--accumulate", "2", "--seed", "8"]
     assert convert(source, tmp_path / "whole", *options) == 0
     update = loop.update
@@ -82,7 +81,8 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     assert Checkpoint.open(tmp_path / "whole").state["sizes"] == sizes
     last = found[-1]
     share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
-    assert 0.1 < share < 0.4  # 0.2 of the running means, which lag behind while λ rises; 0.005 without balance
+    # 0.2 of the running means, which lag behind while λ rises: with 13 seeds, in both precisions, 0.36 to 0.56
+    assert 0.2 < share < 0.8  # without balance 0.005
 
 
 @pytest.mark.parametrize("option", ["the source", "--teacher"])

@@ -154,6 +154,7 @@ def test_parameters_of_a_tool_that_the_library_cannot_hold() -> None:
         assert tools and dialect("").grammar(tools, None, {})
 
 
+@pytest.mark.usefixtures("usual_depth")
 def test_parameters_of_a_tool_that_are_nested_too_deeply() -> None:
     shape: dict[str, Any] = {"type": "object"}
     for _ in range(400):
