@@ -82,7 +82,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     last = found[-1]
     share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
     # 0.2 of the running means, which lag behind while λ rises: with 13 seeds, in both precisions, 0.36 to 0.56
-    assert 0.2 < share < 0.8  # without balance 0.005
+    assert 0.2 < share < 0.7  # without balance 0.005
 
 
 @pytest.mark.parametrize("option", ["the source", "--teacher"])
