@@ -279,13 +279,13 @@ INLINE float entropy_of(bn_floating of_z, size_t at, const float *z, size_t targ
     const float most = largest_of(z, n);
     float sum = 0, part[AT_ONCE];
     for (size_t i = 0; i < n; i += AT_ONCE) {
-        const size_t some = n - i < AT_ONCE ? n - i : AT_ONCE;
+        const size_t some = bn_min(n - i, AT_ONCE);
         memcpy(part, z + i, some * sizeof *z);
         sum += exponentials(part, most, some);
     }
     const float share = 1 / sum;
     for (size_t i = 0; i < n; i += AT_ONCE) {
-        const size_t some = n - i < AT_ONCE ? n - i : AT_ONCE;
+        const size_t some = bn_min(n - i, AT_ONCE);
         for (size_t j = 0; j < some; j++)
             part[j] = exp_of(z[i + j] - most) * share;
         if (target - i < some) /* both unsigned: not if target < i */
@@ -305,7 +305,7 @@ static void entropy(const void *args, size_t first, size_t end) {
             a.loss[row] = entropy_of(a.of_z, at, a.z + at, (size_t)a.targets[row], a.n);
         else
             for (size_t i = 0; i < a.n; i += AT_ONCE)
-                store(a.of_z, at + i, nothing, a.n - i < AT_ONCE ? a.n - i : AT_ONCE);
+                store(a.of_z, at + i, nothing, bn_min(a.n - i, AT_ONCE));
     }
 }
 
