@@ -67,19 +67,20 @@ def _check_values(settings: Any) -> None:
             raise ValueError(f"{name} is {getattr(settings, name)!r}, expected one of {', '.join(words)}")
     for name, (low, high) in RANGES.items():
         if not low <= getattr(settings, name) <= high:
-            raise ValueError(f"{name} is {getattr(settings, name)}, expected {low:g} to {high:g}")
+            raise ValueError(f"{flag_of(name)} is {getattr(settings, name)}, expected {low:g} to {high:g}")
     shares = {"quantize_warmup": 0.5 if settings.source else 0.9}
     for name in LENGTHS:
         most, value = shares.get(name, 1), getattr(settings, name)
         if not (0 <= value <= most or LEAST_TOKENS <= value <= 1e15):
             raise ValueError(
-                f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, tokens"
+                f"{flag_of(name)} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and "
+                "more, tokens"
             )
     for name in ("data", "chat", "preference"):
         if "" in getattr(settings, name):
-            raise ValueError(f"{name} has an empty name, expected a file, a folder or a glob")
+            raise ValueError(f"{flag_of(name)} has an empty name, expected a file, a folder or a glob")
     if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
-        raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+        raise ValueError(f"--lora-linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
 
 
 def _check_data(settings: Any) -> None:
@@ -92,7 +93,7 @@ def _check_data(settings: Any) -> None:
             raise ValueError(f"{flag_of(name)} is for text, and --chat is given; leave one of them out")
     if settings.freeze_vision and not settings.vision:
         raise ValueError(
-            "freeze_vision keeps the stack that --vision names, and it names none; add it, for that of SRC as "
+            "--freeze-vision keeps the stack that --vision names, and it names none; add it, for that of SRC as "
             "--vision SRC"
         )
 
@@ -102,21 +103,21 @@ def _check_conversion(settings: Any) -> None:
     for f in dataclasses.fields(settings):
         plain = [] if f.default is dataclasses.MISSING else f.default
         if f.name in CONVERSION and not settings.source and getattr(settings, f.name) != plain:
-            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which starts from a model")
+            raise ValueError(f"{flag_of(f.name)} is an option of `bitnet finetune`, which starts from a model")
     if settings.distilled > 1:
         raise ValueError(
-            f"distill {settings.distill:g}, distill_relations {settings.distill_relations:g} and distill_features "
-            f"{settings.distill_features:g} are shares of one loss, expected at most 1 together"
+            f"--distill {settings.distill:g}, --distill-relations {settings.distill_relations:g} and "
+            f"--distill-features {settings.distill_features:g} are shares of one loss, expected at most 1 together"
         )
     if settings.draft_only and not settings.draft:
         raise ValueError(f"--draft-only and {'--lora' if settings.lora else '--no-draft'} are both given, expected one")
     if settings.draft and settings.distilled:
         raise ValueError("a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after")
     if settings.self_written and (settings.chat or not settings.draft_only):
-        raise ValueError("self_written is for a draft that is trained alone, on text; add --draft-only and --data")
+        raise ValueError("--self-written is for a draft that is trained alone, on text; add --draft-only and --data")
     if settings.teacher and not settings.distilled:
         raise ValueError(
-            "teacher is given, but nothing is distilled; add --distill, --distill-relations or --distill-features"
+            "--teacher is given, but nothing is distilled; add --distill, --distill-relations or --distill-features"
         )
     others = ("quantize_warmup", "draft", "distilled", "fim", "documents", "vision")
     for name in others if settings.preference else ():
@@ -124,7 +125,7 @@ def _check_conversion(settings: Any) -> None:
             option = flag_of("distill" if name == "distilled" else name)
             raise ValueError(f"{option} does not go with --preference, which trains a model as it is; leave it out")
     if not settings.lora and (settings.lora_alpha or settings.lora_linears):
-        raise ValueError("lora_alpha or lora_linears is given without an adapter; add --lora RANK")
+        raise ValueError("--lora-alpha or --lora-linears is given without an adapter; add --lora RANK")
     if settings.lora and (settings.optimizer != "adamw" or settings.vision):
         what = "--vision" if settings.vision else f"--optimizer {settings.optimizer}"
         raise ValueError(f"{what} does not go with --lora, which trains only adapters, with adamw; leave it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -16,12 +17,16 @@ EXTRAS = {
 
 
 def of_argument(parser: argparse.ArgumentParser | None, args: argparse.Namespace, error: OSError) -> str:
-    """What the argument is for that names no file, in the words of its help; "" where none has that name."""
+    """What the argument is for that names no file, in the words of its help; what to do where none can be made; "" for
+    any other error."""
     if parser and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         for action in parser._actions:
             value, told = getattr(args, action.dest, None), re.match(r"an? [^;%[]*", action.help or "")
             if told and str(error.filename) in map(str, value if isinstance(value, list) else [value]):
                 return f"expected {told[0].strip()}"
+    closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and isinstance(error.filename, str)
+    if closed and not os.access(os.path.dirname(os.path.abspath(error.filename)), os.W_OK):
+        return "no file may be made there; name another folder"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ def misnamed(out: str) -> str:
     packed, target = Path(out).with_suffix(".bitnet"), out if to == "gguf" else Path(out).with_suffix("")
     return (
         f"{out} would be a packed file, expected a name such as {packed}; "
-        f"after that, `bitnet convert {packed} {target} --to {to}`"
+        f"after that, `{shlex.join(['bitnet', 'convert', str(packed), str(target), '--to', to])}`"
     )
 
 

@@ -87,6 +87,11 @@ def test_damaged_files(name: str, finished: Path, tmp_path: Path, capsys: pytest
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bitnet("eval", str(tmp_path / "none")) == 1
     assert "does not exist, expected a checkpoint or a run folder" in capsys.readouterr().err
+    (tmp_path / "run/step-000040").mkdir(parents=True)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"step-000020 does not exist, expected one of step-000040; --k"
+    ):
+        Checkpoint.open(tmp_path / "run/step-000020")
     assert bitnet("eval", str(tmp_path)) == 1
     assert "has no model.safetensors and no step-* folder" in capsys.readouterr().err
     (tmp_path / "m.bitnet").write_bytes(b"\x89BITNET\n and more")

@@ -19,7 +19,7 @@ import pytest
 import bitnet_cli
 from bitnet.presets import PRESETS
 from bitnet_export import random_adapter, random_model
-from bitnet_runtime import Model
+from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.bench import table
 from bitnet_runtime.model import KV_TYPES
 from command import bitnet
@@ -111,6 +111,14 @@ def test_vectors_with_an_adapter(models: Path, tmp_path: Path) -> None:
     assert np.array_equal(np.array(found, np.float32), expected)
     done = bitnet("embed", models / "small", *common, "-i", "a.png")
     assert done.returncode == 2 and "--adapter changes the vectors of texts alone" in done.stderr
+
+
+def test_an_unknown_instruction_set(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_ISA", "z80")
+    with pytest.raises(InvalidParameterError, match=r"^BITNET_ISA is 'z80', expected one of .*scalar$"):
+        Model.load(models / "small")
+    with Model.load(models / "small", isa="scalar") as model:
+        assert model.isa == "scalar"
 
 
 def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:

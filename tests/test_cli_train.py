@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -186,6 +187,19 @@ def test_a_full_disk_is_one_line(unbuffered: str, words: list[str]) -> None:
 def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
     for library, extra in advice.EXTRAS.items():
         assert f" '{library.replace('_', '-')}>=" in advice.install(extra)
+
+
+def test_a_place_where_nothing_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    assert bitnet_cli.main(["train", "--preset", "tiny", "--out", str(tmp_path / "run")]) == 1
+    expected = f"bitnet: error: Permission denied: {tmp_path}/run; no file may be made there; name another folder\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 SWALLOWED = """

@@ -134,7 +134,7 @@ def test_the_largest_share_of_quantize_warmup_is_told(source: str, most: float, 
     (field,) = [field for field in dataclasses.fields(Settings) if field.name == "quantize_warmup"]
     assert told in field.metadata["help"]
     Settings(source=source, quantize_warmup=most)
-    with pytest.raises(ValueError, match=rf"quantize_warmup is .*, expected 0 to {most}"):
+    with pytest.raises(ValueError, match=rf"--quantize-warmup is .*, expected 0 to {most}"):
         Settings(source=source, quantize_warmup=most + 0.01)
 
 

@@ -161,7 +161,7 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
     for options, message in [
         (["--distill", "0.7", "--distill-relations", "0.5"], "are shares of one loss, expected at most 1 together"),
         (["--distill-relations", "0.5", "--distill-layer", "9"], "have 2 and 2 layers; expected 1, the last, to 2"),
-        (["--distill-layer", "-1"], "distill_layer is -1, expected 0 to 10000"),
+        (["--distill-layer", "-1"], "--distill-layer is -1, expected 0 to 10000"),
         (["--distill-layer", "1"], "--distill-layer has no effect without --distill-relations; add that, or leave"),
         (["--distill-temperature", "2"], "--distill-temperature has no effect without --distill; add that, or leave"),
         (["--beta", "0.5"], "--beta has no effect without --preference; add that, or leave it out"),

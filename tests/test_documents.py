@@ -48,7 +48,11 @@ def test_default_is_the_standard_library() -> None:
     ("files", "source", "message"),
     [
         ({}, "missing.txt", "no file, folder or glob matches"),
-        ({}, ".", "holds no text, expected files ending in .txt"),
+        (
+            {},
+            ".",
+            r"holds no text, expected files ending in .txt, .* or .ndjson, all but .parquet also with .gz or .zst",
+        ),
         ({"a.bin": "x"}, ".", "holds no text"),
         ({"a.bin": "x"}, "*", "holds no text"),
         (

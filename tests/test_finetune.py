@@ -28,7 +28,7 @@ from bitnet import quant, straight_through
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.data import dataset, tokenizer
 from bitnet.model.transformer import Transformer
-from bitnet.settings import Settings
+from bitnet.settings import Settings, flag_of
 from bitnet.setup import texts
 from bitnet.train import checkpoint, loop, runlog, schedule, source_model
 from bitnet.train.checkpoint import Checkpoint
@@ -251,9 +251,10 @@ def test_options_that_do_not_fit_the_weights(source: tuple[torch.nn.Module, Path
     assert "is [32, 48] in the source and [32, 40] in the model asked for" in capsys.readouterr().err
     for option in ("distill = 0.5", "lora = 4", "draft_only = true", "self_written = 9"):
         assert run("train", "--config", _toml(tmp_path, option), "--data", text, "--out", tmp_path / "other") == 1
-        assert f"{option.split()[0]} is an option of `bitnet finetune`" in capsys.readouterr().err
+        flag = flag_of(option.split()[0])
+        assert f"{flag} is an option of `bitnet finetune`" in capsys.readouterr().err
     assert run(*arguments, "--quantize-warmup", "0.6") == 1
-    assert "quantize_warmup is 0.6, expected 0 to 0.5" in capsys.readouterr().err
+    assert "--quantize-warmup is 0.6, expected 0 to 0.5" in capsys.readouterr().err
     assert run(*arguments, "--chat", "x.jsonl") == 1
     assert "both --data and --chat are given" in capsys.readouterr().err
 

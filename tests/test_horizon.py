@@ -88,9 +88,9 @@ def test_tokens_are_steps(
         (["--minutes", "0"], "--minutes is 0, expected more; leave it out, or give --steps N"),
         (["--tokens", "0", "--minutes", "0"], "--minutes is 0, expected more"),
         (["--tokens-per-parameter", "0"], "--tokens-per-parameter is 0, expected more"),
-        (["--tokens-per-parameter", "-1"], "tokens_per_parameter is -1.0, expected 0 to"),
-        (["--warmup", "70"], "warmup is 70, expected 0 to 1, a share of the run, or 1,000 and more, tokens"),
-        (["--quantize-warmup", "0.95"], "quantize_warmup is 0.95, expected 0 to 0.9, a share of the run, or 1,000"),
+        (["--tokens-per-parameter", "-1"], "--tokens-per-parameter is -1.0, expected 0 to"),
+        (["--warmup", "70"], "--warmup is 70, expected 0 to 1, a share of the run, or 1,000 and more, tokens"),
+        (["--quantize-warmup", "0.95"], "--quantize-warmup is 0.95, expected 0 to 0.9, a share of the run, or 1,000"),
     ],
 )
 def test_budgets_and_lengths_that_cannot_be(

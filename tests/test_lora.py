@@ -209,7 +209,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
         ("--lora", "4", "--optimizer", "muon"): "--optimizer muon does not go with --lora",
         ("--lora", "4", "--embedding-lr", "0.01"): "--embedding-lr does not go with --lora, which trains only adapters",
         ("--lora", "4", "--set", "dropout=0.1"): "--set dropout does not go with --lora",
-        ("--lora", "4", "--lora-linears", "head"): "lora_linears has 'head', expected some of q, k",
+        ("--lora", "4", "--lora-linears", "head"): "--lora-linears has 'head', expected some of q, k",
         ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --lora first",
         ("--draft-only", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --draft-only first",
         ("--lora", "4", "--fim", "0.5"): "--preference or --fim needs",

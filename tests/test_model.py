@@ -218,6 +218,12 @@ def test_what_is_not_computed_yet_is_refused(changes: dict[str, Any], said: str)
         Transformer(SMALL.replace(**changes))
 
 
+def test_a_part_that_is_quantized_is_a_share() -> None:
+    model = Transformer(SMALL)
+    with pytest.raises(ValueError, match=r"^amount is 3, expected 0 to 1$"), model.partly_quantized(3):
+        pass
+
+
 def test_every_option_is_used() -> None:
     """Changing any field changes the model: nothing is ignored in silence."""
     # a label, a limit, what the caller gives or not, a kind tested with its numbers, what is only in training,

@@ -254,4 +254,4 @@ def test_what_is_finetuned_learns_the_same_from_the_same(
 
 def test_the_objective_stays(runs: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]) -> None:
     assert bitnet("train", "--resume", "--out", runs["mlm"][1], "--objective", "next", "--steps", "30") == 1
-    assert "objective is next, but a resumed run keeps its objective, mlm" in capsys.readouterr().err
+    assert "--objective is next, but a resumed run keeps its own, mlm" in capsys.readouterr().err

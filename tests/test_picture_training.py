@@ -220,7 +220,7 @@ def test_pictures_of_a_run_that_were_damaged(runs: Runs, tmp_path: Path, capsys:
         ((*TOWERS, "--batch", "1"), "there is no other text to tell from; raise --batch"),
         ((*TOWERS, "--chat", "x.jsonl"), "--chat is for"),
         (TOWERS, "a model that looks at images learns from records of images and texts; name them with --data"),
-        ((*TOWERS, "--freeze-vision"), "freeze_vision keeps the stack that --vision names, and it names none"),
+        ((*TOWERS, "--freeze-vision"), "--freeze-vision keeps the stack that --vision names, and it names none"),
     ],
 )
 def test_refusals(

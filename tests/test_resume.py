@@ -124,8 +124,8 @@ def test_a_state_that_lacks_what_came_later(finished: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--preset", "mini-gpt"], "preset is mini-gpt, but a resumed run keeps its preset, tiny"),
-        (["--tokenizer", "byte"], "tokenizer is byte, but a resumed run keeps its tokenizer, bpe"),
+        (["--preset", "mini-gpt"], "--preset is mini-gpt, but a resumed run keeps its own, tiny"),
+        (["--tokenizer", "byte"], "--tokenizer is byte, but a resumed run keeps its own, bpe"),
         (
             ["--set", "dim=64", "--set", "n_layers=2"],
             "a resumed run keeps its model, which has dim = 32; start another",
@@ -134,11 +134,11 @@ def test_a_state_that_lacks_what_came_later(finished: Path, tmp_path: Path) -> N
         (["--minutes", "1e-6"], "--minutes is 1e-06, but the run already has"),
         (["--steps", "30", "--minutes", "1"], "both --minutes and --steps are given, expected one of them"),
         (["--optimizer", "adamw"], "holds the moments of muon; go on without --optimizer adamw"),
-        (["--data", __file__], "another --validation; start another run with --out, from its weights with bitnet"),
+        (["--data", __file__], "another --validation; start another run with --out, from its weights with `bitnet"),
         (["--mixture", __file__], "a resumed run keeps its text, which --mixture would change; start another"),
         (["--fim", "0.5"], "a resumed run keeps its tokenizer, which has no tokens for --fim; start another"),
-        (["--documents"], "documents is True, but a resumed run keeps its documents, False; start another"),
-        (["--validation", "0.3"], "validation is 0.3, but a resumed run keeps its validation, 0.05; start another run"),
+        (["--documents"], "--documents is True, but a resumed run keeps its own, False; start another"),
+        (["--validation", "0.3"], "--validation is 0.3, but a resumed run keeps its own, 0.05; start another run"),
     ],
 )
 def test_options_that_a_run_cannot_follow(

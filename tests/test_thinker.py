@@ -68,7 +68,7 @@ def test_other_forms(tmp_path: Path) -> None:
         (TINY_JSON | {"n_heads": 3}, "d_model is 256, expected a multiple of n_heads = 3"),
         (TINY_JSON | {"n_heads": 0}, "expected a multiple of n_heads = 0"),
         (TINY_JSON | {"d_ff": -1}, "ffn_dim is -1, expected an integer from 1"),
-        (TINY_JSON | {"warmup_steps": -5}, "warmup is -0.001, expected 0 to 1"),
+        (TINY_JSON | {"warmup_steps": -5}, "--warmup is -0.001, expected 0 to 1"),
         (TINY_JSON | {"rope_theta": 10**400}, "expected a finite number above 0"),
         ({"dim": 8}, "has no 'd_model'"),
         ([1], "has no 'd_model'"),

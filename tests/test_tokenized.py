@@ -97,7 +97,7 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text)]) == 1
     assert "is not empty; name a new folder" in capsys.readouterr().err
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--validation", "2"]) == 1
-    assert "validation is 2.0, expected" in capsys.readouterr().err
+    assert "--validation is 2.0, expected" in capsys.readouterr().err
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), "--tokenizer", "words"]) == 1
     assert "tokenizer is 'words', which is not a file, expected" in capsys.readouterr().err
 

@@ -31,7 +31,11 @@ from training import bitnet as run
         (["--steps", "many"], 2, "invalid int value: 'many'"),
         (["--set", "dimm=3"], 1, "unknown model option 'dimm', did you mean 'dim'?"),
         (["--set", "foo=1"], 1, "unknown model option 'foo'; docs/options.md lists them"),
-        (["--warmup", "0.6", "--warmdown", "0.6"], 1, "warmup 0.6 and warmdown 0.6 are shares of one run, expected at"),
+        (
+            ["--warmup", "0.6", "--warmdown", "0.6"],
+            1,
+            "--warmup 0.6 and --warmdown 0.6 are shares of one run, expected at",
+        ),
         (["--set", "dim"], 1, "expected NAME=VALUE"),
         (
             ["--set", "n_experts=4", "--set", "experts_per_token=1"],
@@ -43,7 +47,7 @@ from training import bitnet as run
             1,
             "unknown preset 'tinny', expected tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, ",
         ),
-        (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
+        (["--lr", "-1"], 1, "--lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
         (
             ["--tokenizer", "words"],

@@ -220,8 +220,8 @@ class Batches:
         if self.per_epoch < batch:
             need = (batch + 1) * context + 1
             raise DataError(
-                f"the training text has {len(tokens.ids):,} tokens, one batch of {batch} × {context} needs {need:,}; "
-                "add data, or lower --batch or --context"
+                f"the training text has {len(tokens.ids):,} tokens, one batch of {batch} × {context} needs {need:,}, "
+                "as each epoch cuts it elsewhere; add data, or lower --batch or --context"
             )
         self._parts = -(-self.per_epoch // ORDERED)
         self._begun = -1, 0  # epoch and part of `_order`

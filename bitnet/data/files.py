@@ -26,6 +26,8 @@ COMPRESSED = (".gz", ".zst")
 SUFFIXES = (*PLAIN, *ROWS)
 """Suffixes of the files that are read from a folder; all but .parquet also compressed. Of files that are named
 directly, .csv is a table and all others are plain text."""
+ENDINGS = f"{', '.join(SUFFIXES)} or .ndjson, all but .parquet also with {' or '.join(COMPRESSED)}"
+"""The same for messages."""
 COLUMN = "text"
 """The default column of the text in lines and rows."""
 MOST = 1 << 30

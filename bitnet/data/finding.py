@@ -6,6 +6,7 @@ import functools
 import glob
 import itertools
 import os
+import shlex
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -52,13 +53,13 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None, others: Coun
             wanted = path.suffix or None
             known += [f for f in found if (files.is_known(f) or f.suffix == wanted) and f not in of_runs]
         if not known:
-            raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(files.SUFFIXES)}")
+            raise DataError(f"{source!r} holds no text, expected files ending in {files.ENDINGS}")
         taken |= dict.fromkeys(known)
     for file in taken:
         if not files.is_known(file) and _is_packed(file):
             raise DataError(
                 f"{file} is a packed model, expected text; `bitnet finetune RUN --data TEXT` goes on with the run it "
-                f"came from, `bitnet eval {file.name} --data TEXT` measures it"
+                f"came from, `bitnet eval {shlex.quote(str(file))} --data TEXT` measures it"
             )
     return list(taken)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,8 @@ def _add_references(
         run.state["reference"] = preferences.refer(first, *sides, settings, data.batches.context, before)
     if settings.distilled:
         if teacher is None:
-            raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {run.folder}`")
+            where = shlex.quote(str(run.folder))
+            raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {where}`")
         if parallel.size() > 1:
             parallel.check_same({"the teacher": teacher.digest})
         run.distillation = distill.Distillation(teacher, settings, run.model, data.words)

@@ -57,7 +57,9 @@ def resolve(
     if base is not None:
         for name in ("preset", "tokenizer"):
             if name in train:
-                raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
+                raise ValueError(
+                    f"{flag_of(name)} is an option of `bitnet train`; a model that is finetuned keeps its own"
+                )
         if any(train.get(name) for name in SOURCES):
             base = ({name: value for name, value in base[0].items() if name not in TEXT}, base[1])
         if train.get("lora"):
@@ -140,7 +142,7 @@ def _checked(settings: Settings) -> Settings:
     shares = [length for length in (settings.warmup, settings.warmdown) if length <= 1]
     if settings.schedule == "constant" and sum(shares) > 1:
         raise ValueError(
-            f"warmup {settings.warmup:g} and warmdown {settings.warmdown:g} are shares of one run, "
+            f"--warmup {settings.warmup:g} and --warmdown {settings.warmdown:g} are shares of one run, "
             "expected at most 1 together"
         )
     return settings
@@ -152,7 +154,7 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: Stat
     for name in KEPT:
         old = before.get(name, "")
         if name in train and train[name] != (old := kept_path(name, old) if name in PATHS else old):
-            raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
+            raise ValueError(f"{flag_of(name)} is {train[name]}, but a resumed run keeps its own, {old}; {elsewhere}")
     for name in SOURCES:
         if train.get(name) and not before.get(name):
             raise ValueError(f"a resumed run keeps its text, which --{name} would change; {elsewhere}")

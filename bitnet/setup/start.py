@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -227,7 +228,7 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
     if lacking := [name for name in NEEDED if name not in state]:
         raise TrainingError(
             f"{newest.folder / checkpoint.STATE} has no {lacking[0]!r}: an earlier version wrote it, and this one "
-            f"cannot resume it; start a run from its weights, bitnet finetune {newest.folder}"
+            f"cannot resume it; start a run from its weights, `bitnet finetune {shlex.quote(str(newest.folder))}`"
         )
     if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
         before = newest.folder.parent / saving.name_of(state["stable"])

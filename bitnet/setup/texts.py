@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,7 +163,7 @@ def check_text(newest: Path, before: Mapping[str, Any], digest: str, held_out: s
     if before and (before["data"] != digest or held_out not in (None, before.get("held_out", held_out))):
         raise corpus.DataError(
             f"{newest} was trained on other text, or with another --validation; start another run with --out, from its "
-            f"weights with bitnet finetune {newest}"
+            f"weights with `bitnet finetune {shlex.quote(str(newest))}`"
         )
 
 

@@ -232,6 +232,9 @@ def there(path: str | os.PathLike[str]) -> list[Path]:
     if (folder / WEIGHTS).is_file() or (folder / manifest.NAME).is_file():
         return [folder]
     if not folder.exists():
+        if others := all_of(folder.parent):
+            names = ", ".join(each.name for each in others)
+            raise CheckpointError(f"{folder} does not exist, expected one of {names}; --keep says how many stay")
         raise CheckpointError(
             f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`; a model to begin "
             "with may also be a folder of Hugging Face's: hf download OWNER/MODEL --local-dir FOLDER"

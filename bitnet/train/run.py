@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,7 +203,8 @@ class Run:
             say(f"draft: {guessed}")
         log.write(record | {"final": True} if last else record)
         if last and (error := getattr(result, "standard_error", None)):
-            say(f"the last loss is on a part, standard error {error:.4f}; bitnet eval {self.folder} uses all")
+            whole = f"bitnet eval {shlex.quote(str(self.folder))}"
+            say(f"the last loss is on a part, standard error {error:.4f}; {whole} uses all")
         guessing = math.log(max(2, self.model.config.vocab_size))
         if last and (loss := getattr(result, "nats_per_token", 0.0)) > guessing:
             say(

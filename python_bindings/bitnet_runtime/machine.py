@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import check
+from bitnet_runtime.errors import InvalidParameterError, check, shown
 
 MEBI = 1 << 20
 
@@ -25,6 +25,11 @@ def available_isas() -> list[str]:
     while (name := lib.bn_isa_name(len(names))) != ffi.NULL:
         names.append(ffi.string(name).decode())
     return names
+
+
+def unknown_isa(what: str, isa: object) -> InvalidParameterError:
+    """The error for a name that is none of `available_isas`. what: the parameter or variable that has it."""
+    return InvalidParameterError(f"{what} is {shown(isa)}, expected one of {', '.join(available_isas())}", what)
 
 
 def default_threads() -> int:

@@ -92,8 +92,7 @@ class Model(ModelAsync, ModelSessions, ModelEmbedding, ModelChat):
                 f"kv_type is {shown(kv_type)}, expected one of {', '.join(KV_TYPES)}", "kv_type"
             )
         if isa is not None and isa not in machine.available_isas():
-            expected = ", ".join(machine.available_isas())
-            raise InvalidParameterError(f"isa is {shown(isa)}, expected one of {expected}", "isa")
+            raise machine.unknown_isa("isa", isa)
         skips = {"no_mmap": not truth("mmap", mmap), "no_verify": not truth("verify", verify)}
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
@@ -106,6 +105,9 @@ class Model(ModelAsync, ModelSessions, ModelEmbedding, ModelChat):
         handle, detail = Handle("model"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
         status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), handle.cell, detail)
         if status:
+            of_environment = os.environ.get("BITNET_ISA") if isa is None else None
+            if of_environment and of_environment not in machine.available_isas():
+                raise machine.unknown_isa("BITNET_ISA", of_environment)
             why, path = of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()])
             check_open(status, why, path, is_adapter=path != file)
         model = cls.__new__(cls)

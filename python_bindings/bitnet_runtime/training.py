@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.machine import available_isas
+from bitnet_runtime.machine import unknown_isa
 
 ROWS: int = lib.BN_TRAIN_ROWS
 """Rows of a block, the unit in which threads take work."""
@@ -34,12 +34,12 @@ class Kernels:
     def __init__(self, team: int) -> None:
         """team: the address of a function like GOMP_parallel.
 
-        Raises ValueError if the environment variable BITNET_ISA names no tier that runs here.
+        Raises InvalidParameterError if the environment variable BITNET_ISA names no tier that runs here.
         """
         self._table, self._team = ffi.new("bn_training_kernels *"), ffi.cast("bn_team *", team)
         product, isa = ffi.new("bn_train_product **"), os.environ.get("BITNET_ISA", "")
         if not lib.bn_training_select(self._table, product, isa.encode() or NULL):
-            raise ValueError(f"BITNET_ISA is {isa!r}, expected one of {', '.join(available_isas())}")
+            raise unknown_isa("BITNET_ISA", isa)
         self.product = product[0]
         """The engine's, for `linear`; NULL where torch's is as fast."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +46,8 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     if not (values and weights) and not floats and (others := sorted(path.glob("*.gguf"))):
         rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise SourceError(
-            f"{path} holds {others[0].name}{rest}, expected a Hugging Face folder; `bitnet convert {others[0]} OUT` "
-            "reads that file"
+            f"{path} holds {others[0].name}{rest}, expected a Hugging Face folder; "
+            f"`bitnet convert {shlex.quote(str(others[0]))} OUT` reads that file"
         )
     if not values:
         found = "an empty config.json" if folder.find("config.json") else "no config.json"
