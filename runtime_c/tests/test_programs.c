@@ -334,7 +334,9 @@ static void write_adapters(void) {
     kind.rank = 0;
 }
 
+/* Of five models, each tier with each type computes one or two. */
 static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft) {
+    static int32_t n_models;
     kind.draft = draft;
     begin(BN_MASK_CAUSAL, window, global_every);
     if (n_adapters > 0) {
@@ -347,8 +349,10 @@ static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft
     single = model;
     for (int32_t tier = 0; bn_isa_name(tier); tier++)
         for (int32_t type = 0; type < BN_KV_TYPES; type++)
-            run_program((uint64_t)(10 * tier + type) + window, bn_isa_name(tier), 1 + type % 3,
-                        type);
+            if ((tier + type + n_models) % 3 == 1)
+                run_program((uint64_t)(10 * tier + type) + window, bn_isa_name(tier), 1 + type % 3,
+                            type);
+    n_models++;
     model = single;
     end();
     for (int32_t i = 0; i < n_adapters; i++)
@@ -358,7 +362,7 @@ static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft
 int main(void) {
     int32_t enough = 0; /* scaled by the number of tiers, which depends on the CPU */
     for (int32_t tier = 0; bn_isa_name(tier); tier++)
-        enough += 5;
+        enough++;
     test_programs(0, 0, 0);
     test_programs(20, 2, 0);
     CHECK_MSG(long_ones[2] > enough, "a repetition was right only %d times", long_ones[2]);
