@@ -110,7 +110,8 @@ def _presets() -> list[str]:
     *more, last = (f"`{name}`" for name in others)
     lines += [
         "",
-        f"{', '.join(more)} and {last} are published shapes, to run and not to train.",
+        f"{', '.join(more)} and {last} are published shapes, meant for `bitnet bench`: no options of training were "
+        "chosen for them.",
         "",
         "| by size | parameters, gains not | `--lr` | tokens in a step | tokens |",
         "|---|---|---|---|---|",

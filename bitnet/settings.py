@@ -225,17 +225,20 @@ class Settings:
             if types[name] is list:
                 _check_list(name, value)
             elif type(value) is not types[name]:
-                raise ValueError(f"{name} is {value!r:.60}, expected {types[name].__name__}")
+                raise ValueError(f"{name} is {value!r:.60}, expected {WORDS[types[name]]}")
+
+
+WORDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _check_list(name: str, value: object) -> None:
     """Raises ValueError: it is no list of strings."""
     if isinstance(value, str):
-        raise ValueError(f'{name} is {value!r}, expected list, such as ["{value}"]')
+        raise ValueError(f'{name} is {value!r}, expected a list, such as ["{value}"]')
     if type(value) is not list:
         found = " ".join(f"{value!r:.60}".split())  # a dataset takes several lines
         more = " of files, folders, globs or hf:NAME; put texts that you have into a .jsonl file"
-        raise ValueError(f"{name} is {found}, expected list" + more * (name in SOURCES))
+        raise ValueError(f"{name} is {found}, expected a list" + more * (name in SOURCES))
     if strange := [each for each in value if not isinstance(each, str)]:
         raise ValueError(f"{name} has {strange[0]!r:.60}, expected strings")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from bitnet_runtime import available_isas
+from bitnet_runtime import Model, available_isas
 
 # Tests run in several processes: one torch thread each. The models are too small for more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,6 +51,20 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Runs draw no loss.png, which takes 0.12 s, unless a test is marked `plots`; fixtures of a module do."""
     if "plots" not in request.keywords and (runlog := sys.modules.get("bitnet.train.runlog")):
         monkeypatch.setattr(runlog, "plot", lambda *_: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_engine_thread() -> Iterator[None]:
+    """Models have one thread where a test asks for no number: with models this small a second one only keeps a CPU
+    from other tests. Programs that tests start have what users have."""
+    whole = Model.load.__func__  # type: ignore[attr-defined]
+
+    def load(cls: type[Model], path: Any, *, threads: int | None = None, **options: Any) -> Model:
+        return whole(cls, path, threads=1 if threads is None else threads, **options)  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "load", classmethod(load))
+        yield
 
 
 @pytest.fixture

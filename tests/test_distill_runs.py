@@ -164,6 +164,7 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
         (["--distill-layer", "-1"], "--distill-layer is -1, expected 0 to 10000"),
         (["--distill-layer", "1"], "--distill-layer has no effect without --distill-relations; add that, or leave"),
         (["--distill-temperature", "2"], "--distill-temperature has no effect without --distill; add that, or leave"),
+        (["--tasks-every", "9"], "--tasks-every has no effect without --tasks; add that, or leave it out"),
         (["--beta", "0.5"], "--beta has no effect without --preference; add that, or leave it out"),
         (
             ["--teacher", str(source[0])],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -120,6 +122,15 @@ def test_ten_files_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     assert f"12 files were left out, not being UTF-8 text: {tmp_path}/00.txt, " in texts.left_out
     assert texts.left_out.endswith(f"{tmp_path}/09.txt and 2 others") and texts.left_out.count(".txt") == 10
     assert texts.left_out.count("(UTF-16)") == 1 and f"{tmp_path}/03.txt (UTF-16)" in texts.left_out
+
+
+def test_compressed_files_of_a_kind_that_is_not_read(tmp_path: Path) -> None:
+    for name, content in (("a.txt.bz2", bz2.compress(b"a")), ("b.txt.xz", lzma.compress(b"b"))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            corpus.DataError, match=r"\((bzip2|xz), which is not read; decompress it, or use \.gz or \.zst\)"
+        ):
+            list(corpus.Documents([str(tmp_path / name)]))
 
 
 def test_bytes_that_no_text_has(tmp_path: Path) -> None:

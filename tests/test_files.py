@@ -292,7 +292,7 @@ def test_marks_of_windows_and_lines_that_are_cut_off(tmp_path: Path) -> None:
         assert list(corpus.Documents([str(tmp_path / name)])) == ["a"]
     config = tmp_path / "c.toml"
     config.write_bytes(b'\xef\xbb\xbfpreset = "tiny"\n[train]\ndata = "a"\n')
-    with pytest.raises(ValueError, match=r"""data is 'a', expected list, such as \["a"\]"""):
+    with pytest.raises(ValueError, match=r"""data is 'a', expected a list, such as \["a"\]"""):
         resolve.resolve(Given(options={}, config=str(config)))
 
 

@@ -293,8 +293,10 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
         ("[train]\nlrr = 1.0\n", "c.toml: unknown training option 'lrr', did you mean 'lr'?"),
         ("[model]\ndimm = 3\n", "c.toml: unknown model option 'dimm', did you mean 'dim'?"),
         ("train = 3\n", "c.toml: train is 3, expected a table [train]"),
-        ("[train]\nsteps = 1.5\n", "steps is 1.5, expected int"),
-        ("[models]\ndim = 3\n", "unknown name 'models', expected preset, [train] or [model]"),
+        ("[train]\nsteps = 1.5\n", "steps is 1.5, expected a whole number"),
+        ("[models]\ndim = 3\n", "name 'models', expected preset, [train] or [model], did you mean 'model'?"),
+        ("steps = 3\n", "name 'steps', expected preset, [train] or [model]; it belongs into [train]"),
+        ("dim = 3\n", "name 'dim', expected preset, [train] or [model]; it belongs into [model]"),
         ("preset\n", "is not TOML"),
     ],
 )

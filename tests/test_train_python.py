@@ -58,7 +58,7 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"stpes": 3}, "unknown training option 'stpes', did you mean 'steps'"),
-        ({"steps": "3"}, "steps is '3', expected int"),
+        ({"steps": "3"}, "steps is '3', expected a whole number"),
         ({"model": {"dmi": 3}}, "dmi"),
         ({"model": {"dim": 63, "head_dim": 31}}, "rope_dim is 31"),
         ({"model": ["dim=3"]}, "expected a dictionary of options"),
@@ -69,12 +69,12 @@ def test_a_run_in_another_thread(sentences: str, tmp_path: Path) -> None:
         ({"data": [1]}, "data has 1, expected strings"),
         (
             {"data": {"text": ["a"]}},
-            "data is {'text': .'a'.}, expected list of files, folders, globs or hf:NAME",
+            "data is {'text': .'a'.}, expected a list of files, folders, globs or hf:NAME",
         ),
         ({"chat": [{"messages": []}]}, "chat has {'messages': ..}, expected strings"),
         ({"config": {}}, "config is {}, expected a path"),
         ({"branch": 5}, "branch is 5, expected a path"),
-        ({"preset": 5}, "preset is 5, expected str"),
+        ({"preset": 5}, "preset is 5, expected a string"),
         ({"model": {"ternary": {"q"}}}, "model has ternary = {'q'}, expected a number, a string, or a list"),
     ],
 )
@@ -129,6 +129,9 @@ def test_what_a_model_answers_with_goes_along(tmp_path: Path) -> None:
     save(model, WORDS, tmp_path / "own")
     found = Checkpoint.open(tmp_path / "own")
     assert (found.template, found.generation) == (None, {})
+    others = Tokenizer(models.WordLevel({f"word {i}": i for i in range(CONFIG.vocab_size)}, "word 0"))
+    with pytest.raises(ValueError, match=r"token 7 is .* in .*, 'word 7' here; give the tokenizer of that run"):
+        save(model, others, tmp_path / "own", like=chatting)
 
 
 def test_a_layer_alone() -> None:

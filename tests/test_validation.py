@@ -166,6 +166,17 @@ def test_the_best_is_kept_and_patience_ends_a_run(
     assert Checkpoint.open(run).state["best"] == {"step": 6, "loss": 3.0, "since": 3, "told": False}
     assert bitnet("train", "--resume", "--out", run, "--patience", "0") == 0
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000021", "step-000030"]
+    assert best in capsys.readouterr().err
+
+
+def test_the_best_is_not_advised_if_the_last_is_better(
+    scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(5.0, 3.0)
+    run = tmp_path / "run"
+    argv = [*words("--steps", "6"), "--quantize-warmup", "0", "--data", sentences, "--out", run, "--eval-every", "4"]
+    assert bitnet("train", *argv, "--eval-tokens", "64", "--keep-best") == 0
+    assert Checkpoint.open(run).state["best"]["loss"] == 5 and "which is kept" not in capsys.readouterr().err
 
 
 def test_without_an_evaluation_there_is_no_best(

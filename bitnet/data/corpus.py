@@ -83,12 +83,20 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(every[:10]) + (f" and {len(every) - 10:,} others" if len(every) > 10 else "")
 
 
+COMPRESSIONS = {
+    mark: f" ({kind}, which is not read; decompress it, or use .gz or .zst)"
+    for mark, kind in ((b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"PK\3\4", "zip"), (b"7z\xbc\xaf", "7z"))
+}
+"""What the first bytes of a compressed file say."""
+
+
 def _with_encoding(file: str) -> str:
-    """A file's name, and its encoding if the first bytes reveal it."""
+    """A file's name, and its encoding or compression if the first bytes reveal it."""
     with files.opened(Path(file)) as content:
         head = content.read(4096)
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return file + (" (UTF-16)" if marked else " (NUL bytes)" if b"\0" in head else "")
+    packed = next((kind for mark, kind in COMPRESSIONS.items() if head.startswith(mark)), "")
+    return file + (" (UTF-16)" if marked else packed or (" (NUL bytes)" if b"\0" in head else ""))
 
 
 PAUSE = 10.0

@@ -123,6 +123,13 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return below | above
 
 
+TABLES = {
+    table: {f.name for f in dataclasses.fields(options)}
+    for table, options in (("train", Settings), ("model", ModelConfig))
+}
+"""The options of each table of a file."""
+
+
 def _read(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -138,7 +145,9 @@ def _read(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not TOML: {error}") from None
     for name in values:
         if name not in ("preset", "train", "model"):
-            raise ValueError(f"{path}: unknown name {name!r}, expected preset, [train] or [model]")
+            table = next((kind for kind, known in TABLES.items() if name in known), "")
+            near = f"; it belongs into [{table}]" if table else did_you_mean(name, ("train", "model"))
+            raise ValueError(f"{path}: unknown name {name!r}, expected preset, [train] or [model]{near}")
         if name != "preset" and not isinstance(values[name], dict):
             raise ValueError(f"{path}: {name} is {values[name]!r}, expected a table [{name}]")
     return values

@@ -107,8 +107,8 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     complete on disk.
 
     like: a checkpoint or run whose chat template, start and end tokens and sampling defaults the new one gets.
-    Raises ValueError if model and tokenizer do not match, a weight is NaN or infinite, or the folder holds files
-    that `save` did not write.
+    Raises ValueError if model and tokenizer do not match, or tokenizer and `like`, a weight is NaN or infinite, or the
+    folder holds files that `save` did not write.
     """
     model = getattr(model, "_orig_mod", model)  # the attribute of a compiled model
     for name, found, wanted in (("model", model, Transformer), ("tokenizer", tokenizer, Tokenizer)):
@@ -124,6 +124,10 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
         raise ValueError(f"{folder} is the current folder, which `save` would replace; name a folder inside it")
     source = Checkpoint.open(like) if like is not None else None
     check_vocabulary(tokenizer, model.config, str(folder))
+    for token in _marks(source.generation) if source else ():
+        found, wanted = tokenizer.id_to_token(token), source.words.id_to_token(token)
+        if found != wanted:
+            raise ValueError(f"token {token} is {wanted!r} in {like}, {found!r} here; give the tokenizer of that run")
     weights = {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in model.state_dict().items()}
     _check_weights(weights, model.config)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +135,12 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     texts |= saving.answering(source.template, source.generation) if source else {}
     saving.put(final, {WEIGHTS: weights}, texts)
     return Path(folder)
+
+
+def _marks(generation: Mapping[str, Any]) -> list[int]:
+    """The start and end tokens of generation defaults."""
+    start = generation.get("bos_token_id")
+    return [*(generation.get("eos_token_ids") or []), *([] if start is None else [start])]
 
 
 def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> None:

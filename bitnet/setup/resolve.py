@@ -129,6 +129,7 @@ def _stack_of(tower: Start, settings: Settings) -> dict[str, Any]:
 
 NEEDS = {
     "beta": "preference", "distill_temperature": "distill", "distill_layer": "distill_relations", "column": "data",
+    "tasks_every": "tasks", "tasks_limit": "tasks",
 }  # fmt: skip
 """Options that have no effect without another."""
 
