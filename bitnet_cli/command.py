@@ -127,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack characters that we print
+    if sys.stdout is None and (sys.argv[1:] if argv is None else argv)[:1] == ["serve"]:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (all that it says goes to standard error)
     if sys.stdout is None:
         return _fail("standard output is closed, expected a place for the answer")
     code = 0

@@ -39,10 +39,10 @@ PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf
 
 
 @contextlib.contextmanager
-def command(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address."""
+def command(*args: object, first: str = "true", then: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address. first: of the shell that starts it. then: what is redirected."""
     words = [sys.executable, "-m", "bitnet", "serve", *map(str, args), "--port", "0", "--threads", "1"]
-    words = ["sh", "-c", f"ulimit -S -n {FILES}; exec {shlex.join(words)}"]
+    words = ["sh", "-c", f"{first}; ulimit -S -n {FILES}; exec {shlex.join(words)} {then}"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -83,17 +83,32 @@ def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals, code: int) -> N
         assert len({each["choices"][0]["text"] for each in found}) == 1
         assert process.wait(10) == code
         assert process.stderr is not None
-        assert "Stopping: 5 answers have up to 30 s more, and new requests are refused" in process.stderr.read()
+        assert (
+            "Stopping: answers that run (5) have up to 30 s more, and new requests are refused" in process.stderr.read()
+        )
 
 
 def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
-    with command(runtime_models.slow_model(tmp_path), "--grace", 0) as (process, address):
+    with command(runtime_models.slow_model(tmp_path), "--grace", 0, "--log-requests") as (process, address):
         body = json.dumps({"prompt": [1], "max_tokens": 60_000, "stream": True}).encode()
         with urlopen(Request(f"{address}/v1/completions", body, {"content-type": "application/json"})) as stream:
             assert stream.readline().startswith(b"data: ")
             process.terminate()
             last = stream.read().rstrip().rpartition(b"data: ")[2]
             assert json.loads(last)["error"]["code"] == "shutting_down"
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert re.search(r" tokens_out=[1-9]\d* .* status=503\n", process.stderr.read()), "and not 200"
+
+
+def test_a_program_in_the_background_of_a_script(tmp_path: Path) -> None:
+    """Ctrl-C is ignored there, and stays so; and nothing is said on standard output, which may be closed."""
+    with command(small_model(tmp_path), first="trap '' INT", then=">&-") as (process, address):
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        assert ask(address, prompt=[1], max_tokens=2)["usage"]["completion_tokens"] == 2
+        process.terminate()
         assert process.wait(10) == 0
 
 

@@ -49,6 +49,7 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
             assert status == 403 and "access-control-allow-origin" not in headers
         _, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": origin})
         assert headers["access-control-allow-origin"] == origin and headers["vary"] == "origin"
+        assert "retry-after" in headers["access-control-expose-headers"]
         status, headers, _ = request(serving, "GET", "/v1/models", headers={"origin": origin})
         assert (status, headers["access-control-allow-origin"]) == (401, origin), "the page reads why"
         status, headers, _ = request(serving, "OPTIONS", CHAT, headers={"origin": origin})

@@ -178,7 +178,8 @@ def run(args: argparse.Namespace) -> int:
     if not all(keys):
         return refuse(f"{KEY} is empty, expected a key; unset it if anyone may send requests")
     if not all(key.isascii() and key.isprintable() for key in keys):
-        return refuse("an API key has characters other than printable ASCII; choose another")
+        where = "--api-key" if args.api_key else KEY
+        return refuse(f"{where} has characters other than printable ASCII, such as the end of a line; choose another")
     if any(key != key.strip() for key in keys):
         return refuse("an API key begins or ends with a space, and no header of a request can; leave the space out")
     names = [path.name.removesuffix(".bitnet") for path in args.model]
@@ -210,7 +211,8 @@ def run(args: argparse.Namespace) -> int:
         reuse=not args.no_reuse,
     )
     if not (keys or options.unix or local_hosts(options.host)):
-        note(args, f"[anyone who reaches {options.host} may send requests; --api-key KEY requires a key]")
+        open_to = f"anyone who reaches {options.host} may send requests"
+        note(args, f"[{open_to}; --api-key KEY requires a key, --allow-host NAME the name of this server]")
     adapters = _adapters(names, args.adapter)
     models = {name: partial(_load, args, path, adapters[name]) for name, path in zip(names, args.model, strict=True)}
     serving = Serving(models, options)

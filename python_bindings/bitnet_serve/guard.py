@@ -17,6 +17,8 @@ from bitnet_serve.errors import ApiError
 _WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
 HEALTH = frozenset({"/health", "/v1/health"})
 """Open under any name: probes ask by the address of a machine, or by a name of their own."""
+EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms")
+"""What a page of another site may read of an answer, besides its body."""
 OPEN = HEALTH | {"/"}
 """Open without a key: the page, which is empty, and whether the server is up."""
 
@@ -75,7 +77,7 @@ class Guard:
         if not origin or origin in (f"http://{host}", f"https://{host}"):
             return []
         if origin in self._origins or "*" in self._origins:
-            return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+            return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"), EXPOSED]
         if _name(re.sub("^https?://", "", origin)) in self._own:
             return []
         told = (

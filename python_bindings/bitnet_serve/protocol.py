@@ -121,7 +121,8 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            why = f"this is no HTTP/1.1 request: {sys.exception() or msg}"
+            found = str(sys.exception() or msg).replace("bytearray(b", "(")
+            why = f"this is no HTTP/1.1 request: {found}"
             said = json.dumps(ApiError(400, why, "invalid_http").body()).encode()
             headers = [
                 ("content-type", "application/json"),

@@ -39,7 +39,8 @@ class RequestLog:
         try:
             await self._app(scope, receive, noted)
         finally:
-            self._say(scope, name, LEFT if state.get("left") or not ended else status, time.perf_counter() - begin)
+            code = LEFT if state.get("left") or not ended else state.get("failed", status)
+            self._say(scope, name, code, time.perf_counter() - begin)
 
     @staticmethod
     def _say(scope: Scope, name: str, status: int, seconds: float) -> None:

@@ -47,6 +47,15 @@ class Server(uvicorn.Server):
         with _hearing(signal.SIGHUP, self.handle_exit):  # a terminal that is closed; of the others uvicorn hears
             await super().serve(sockets)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does it, but Ctrl-C stays ignored where it is: in the background of a script, for example."""
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        with super().capture_signals():
+            if ignored and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM, SIGHUP and Ctrl-C; a second one ends all answers at once."""
         self.interrupted |= sig == signal.SIGINT
@@ -63,7 +72,7 @@ class Server(uvicorn.Server):
         begin, running = self._loop.time(), sum(each.scheduler.requests for each in self._models)
         if running and self._grace:
             log.warning(
-                "Stopping: %d answers have up to %g s more, and new requests are refused; Ctrl-C ends them at once",
+                "Stopping: answers that run (%d) have up to %g s more, and new requests are refused; Ctrl-C ends them",
                 running, self._grace,
             )  # fmt: skip
         while any(each.scheduler.requests for each in self._models) and self._loop.time() < begin + self._grace:

@@ -133,7 +133,7 @@ class ChatTemplate:
             reply = {"error": f"failed: {error}"}
         if "error" not in reply:
             return str(reply["text"])
-        wrong = f"the chat template of the file {reply['error']}"
+        wrong = f"the chat template {reply['error']}"
         if reply["error"].startswith("is broken"):
             raise TemplateError(f"{wrong}; correct it, or give another: --chat-template, chat_template of Model.load")
         roles = ", ".join(str(message["role"]) for message in messages[:8])

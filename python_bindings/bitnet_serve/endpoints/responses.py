@@ -54,6 +54,8 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = body.get("input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
+    if given is None:
+        raise refuse("input is missing, expected a text or a list of messages", "input", "missing_required_parameter")
     if not isinstance(given, list):
         raise refuse(f"input is {shown(given)}, expected a text or a list of messages", "input", "invalid_type")
     said: list[dict[str, Any]] = []

@@ -38,7 +38,8 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     work.served.scheduler.submit(tasks, client)
     answer = _stream if work.stream else _whole
     try:
-        await unless_gone(receive, answer(work, mailbox, choices, send))
+        if failed := await unless_gone(receive, answer(work, mailbox, choices, send)):
+            scope["state"]["failed"] = failed
     except ClientDisconnect:
         scope["state"]["left"] = True
     finally:
@@ -67,16 +68,19 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
+async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> int:
+    """0, as an error has its own status."""
     while not all(choice.end for choice in choices):
         for index, found in await mailbox.get():
             take(choices, index, found)
     body = await asyncio.to_thread(lambda: json.dumps(work.shape.whole(choices)).encode())  # it may be long
     await send_all(send, 200, "application/json", body)
+    return 0
 
 
-async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
-    begun = False
+async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> int:
+    """The status of an error that came after the 200 of the first event; 0: none."""
+    begun, failed = False, 0
 
     async def put(data: bytes, more: bool = True) -> None:
         nonlocal begun
@@ -91,8 +95,10 @@ async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Sen
     except ApiError as error:
         if not begun:
             raise
+        failed = error.status
         await put(b"".join(map(event, work.shape.error(error))))
     await put(b"", False)
+    return failed
 
 
 async def stream_events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> AsyncIterator[bytes]:

@@ -166,6 +166,7 @@ class Shelved:
         file = self._folder / f"{digest}.session"
         if file not in self._there:
             session.save(file, tag)
+            file.chmod(0o600)  # wherever it may be copied to
             self._there.add(file)
             self._all.prune()
         with contextlib.suppress(FileNotFoundError):  # there was no room
