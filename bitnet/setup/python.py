@@ -124,10 +124,8 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
         raise ValueError(f"{folder} is the current folder, which `save` would replace; name a folder inside it")
     source = Checkpoint.open(like) if like is not None else None
     check_vocabulary(tokenizer, model.config, str(folder))
-    for token in _marks(source.generation) if source else ():
-        found, wanted = tokenizer.id_to_token(token), source.words.id_to_token(token)
-        if found != wanted:
-            raise ValueError(f"token {token} is {wanted!r} in {like}, {found!r} here; give the tokenizer of that run")
+    if source:
+        _check_marks(source, tokenizer)
     weights = {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in model.state_dict().items()}
     _check_weights(weights, model.config)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -137,10 +135,15 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: AnyPath, like: AnyPat
     return Path(folder)
 
 
-def _marks(generation: Mapping[str, Any]) -> list[int]:
-    """The start and end tokens of generation defaults."""
-    start = generation.get("bos_token_id")
-    return [*(generation.get("eos_token_ids") or []), *([] if start is None else [start])]
+def _check_marks(source: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if a start or end token of `source` is not in the tokenizer, or another token there."""
+    start, ends = (source.generation.get(name) for name in ("bos_token_id", "eos_token_ids"))
+    for token in [*(ends or []), *([] if start is None else [start])]:
+        found, wanted = (words.id_to_token(token) for words in (tokenizer, source.words))
+        if found != wanted:
+            raise ValueError(
+                f"token {token} is {wanted!r} in {source.folder}, {found!r} here; give the tokenizer of that run"
+            )
 
 
 def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
