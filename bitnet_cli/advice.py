@@ -25,8 +25,10 @@ def of_argument(parser: argparse.ArgumentParser | None, args: argparse.Namespace
             if told and str(error.filename) in map(str, value if isinstance(value, list) else [value]):
                 return f"expected {told[0].strip()}"
     closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and isinstance(error.filename, str)
-    if closed and not os.access(os.path.dirname(os.path.abspath(error.filename)), os.W_OK):
-        return "no file may be made there; name another folder"
+    if closed and not os.path.lexists(error.filename):
+        folder = os.path.dirname(os.path.abspath(error.filename))
+        if os.access(folder, os.X_OK) and not os.access(folder, os.W_OK):
+            return "no file may be made there; name another folder"
     return ""
 
 

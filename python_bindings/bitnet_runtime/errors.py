@@ -113,7 +113,9 @@ class ToolCallError(BitnetError, ValueError):
 
 
 class TemplateError(BitnetError, ValueError):
-    """The chat template is missing, wrong or too costly."""
+    """The chat template is missing, wrong or too costly. `fault`: what is wrong with it, whatever the messages are."""
+
+    fault = ""
 
 
 class ImageError(BitnetError, ValueError):

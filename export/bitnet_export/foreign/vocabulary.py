@@ -46,9 +46,8 @@ def whole_template(template: str | None, assumptions: list[str]) -> str | None:
     try:
         ChatTemplate(template).render([{"role": "user", "content": "Hello"}], {})
     except TemplateError as error:
-        fault = str(error).removeprefix("the chat template of the file ").partition("; correct it, or")[0]
-        if fault.startswith("is broken"):  # not: it wants other messages
-            assumptions.append(f"the chat template is left out, it {fault}; correct it and convert again")
+        if error.fault:  # and not: it wants other messages
+            assumptions.append(f"the chat template is left out, it {error.fault}; correct it and convert again")
             return None
     return template
 

@@ -135,7 +135,11 @@ class ChatTemplate:
             return str(reply["text"])
         wrong = f"the chat template {reply['error']}"
         if reply["error"].startswith("is broken"):
-            raise TemplateError(f"{wrong}; correct it, or give another: --chat-template, chat_template of Model.load")
+            broken = TemplateError(
+                f"{wrong}; correct it, or give another: --chat-template, chat_template of Model.load"
+            )
+            broken.fault = reply["error"]
+            raise broken
         roles = ", ".join(str(message["role"]) for message in messages[:8])
         raise TemplateError(
             f"{wrong}; the roles given were {roles:.200}"
