@@ -57,13 +57,13 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def one_engine_thread() -> Iterator[None]:
     """Models have one thread where a test asks for no number: with models this small a second one only keeps a CPU
     from other tests. Programs that tests start have what users have."""
-    whole = Model.load.__func__  # type: ignore[attr-defined]
+    whole = Model.load
 
-    def load(cls: type[Model], path: Any, *, threads: int | None = None, **options: Any) -> Model:
-        return whole(cls, path, threads=1 if threads is None else threads, **options)  # type: ignore[no-any-return]
+    def load(path: Any, *, threads: int | None = None, **options: Any) -> Model:
+        return whole(path, threads=1 if threads is None else threads, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "load", classmethod(load))
+        patch.setattr(Model, "load", staticmethod(load))
         yield
 
 

@@ -122,9 +122,9 @@ class Transformer(nn.Module):
         vision: also the quantizers of the vision stack. With `draft_only` only those of the draft.
         With `recompute` the backward pass also has to be inside.
         """
-        if not isinstance(amount, Tensor) and not 0 <= amount <= 1:
-            raise ValueError(f"amount is {amount}, expected 0 to 1")
         if not isinstance(amount, Tensor):  # filled on the device: a copy would make the GPU wait
+            if not 0 <= amount <= 1:
+                raise ValueError(f"amount is {amount}, expected 0 to 1")
             amount = 1.0 if amount == 1 else torch.full((), amount, device=self.device)
         whole = set() if vision or not self.vision else set(self.vision.modules())
         learning = self.draft if self.draft and self.draft_only else self
