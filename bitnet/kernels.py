@@ -146,10 +146,13 @@ FEW = 256
 """Rows of fewer inputs, for which it does not pay to pack the weights."""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_product() -> bool:
     kernels = _kernels()
     return kernels is not None and kernels.product != training.NULL
+
+
+# What torch.compiler.assume_constant_result does, after it has loaded the compiler, which takes a second.
+_has_product._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def multiplies(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> bool:

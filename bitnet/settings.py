@@ -213,7 +213,7 @@ class Settings:
     @classmethod
     def check_names(cls, values: dict[str, Any]) -> None:
         """Raises ValueError: an unknown name, with the nearest valid one, or a wrong type, with the right one."""
-        types = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
+        types = {name: type(value) for name, value in vars(cls()).items()}
         for name, value in values.items():
             if name not in types:
                 from bitnet_runtime.errors import did_you_mean  # loads the engine

@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def imports_of(module: str) -> Iterator[Import]:
                 yield Import(module, target, names, id(node) in typing)
 
 
-IMPORTS = [each for module in MODULES for each in imports_of(module)]
+@cache
+def imports() -> list[Import]:
+    return [each for module in MODULES for each in imports_of(module)]
 
 
 def package_of(module: str) -> str:
@@ -111,7 +114,7 @@ def test_arrows_between_packages_point_down() -> None:
     assert list(table) == list(FOLDERS)
     wrong = [
         f"{each.source} imports {each.target}"
-        for each in IMPORTS
+        for each in imports()
         if (package := package_of(each.source)) != (target := package_of(each.target)) and target in FOLDERS
         if not any(f"{each.target}.".startswith(f"{module}.") for module in table[package])
     ]
@@ -122,7 +125,7 @@ def test_no_arrow_of_the_table_is_without_use() -> None:
     for package, targets in allowed().items():
         for module in targets:
             assert any(
-                package_of(each.source) == package and f"{each.target}.".startswith(f"{module}.") for each in IMPORTS
+                package_of(each.source) == package and f"{each.target}.".startswith(f"{module}.") for each in imports()
             ), f"{package} no longer imports {module}"
 
 
@@ -131,14 +134,14 @@ def test_the_table_is_that_of_contributing() -> None:
 
 
 def test_the_runtime_is_free_of_torch() -> None:
-    names = {each.target.partition(".")[0] for each in IMPORTS if package_of(each.source) == "bitnet_runtime"}
+    names = {each.target.partition(".")[0] for each in imports() if package_of(each.source) == "bitnet_runtime"}
     assert not names & {"torch", "safetensors", "tqdm", "onnx"}
 
 
 def test_what_is_private_to_a_package_stays_there() -> None:
     wrong = [
         f"{each.source} imports {each.target} {each.names}"
-        for each in IMPORTS
+        for each in imports()
         if package_of(each.source) != package_of(each.target) and package_of(each.target) in FOLDERS
         if any(part.startswith("_") for part in (*each.target.split("."), *each.names) if part != "__version__")
     ]
@@ -181,7 +184,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 def arrows(typing: bool) -> dict[str, set[str]]:
     """Module to modules; with those that only annotations need, or without."""
     found: dict[str, set[str]] = defaultdict(set)
-    for each in IMPORTS:
+    for each in imports():
         if each.target in MODULES and (typing or not each.typing):
             found[each.source].add(each.target)
     found["bitnet_cli.command"] |= {f"bitnet_cli.verbs.{verb.name}" for verb in VERBS}
@@ -335,7 +338,7 @@ def test_arrows_between_rooms_point_down(package: str) -> None:
     assert {room_of(module) for module in MODULES if package_of(module) == package} == set(order)
     wrong = [
         f"{each.source} imports {each.target}"
-        for each in IMPORTS
+        for each in imports()
         if package_of(each.source) == package == package_of(each.target) and each.target in MODULES
         if each.source not in ABOVE and order.index(room_of(each.target)) > order.index(room_of(each.source))
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,3 +222,9 @@ def test_compiled_kernels_agree_with_eager_ones() -> None:
     assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
     assert (found - expected).abs().mean() < 1e-3 * expected.abs().max()
     assert (found - expected).abs().amax(-1).median() < 1e-5 * expected.abs().max()
+
+
+def test_models_are_imported_without_the_compiler() -> None:
+    """It takes a second, and most commands compile nothing."""
+    program = "import sys, bitnet.model.transformer, bitnet_export; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -129,7 +129,7 @@ def test_forks_while_other_threads_generate(model: Model) -> None:
 
     opened = (lambda: model.session().close(), lambda: model.score([1, 2, 3]))
     with Busy(lambda: model.generate([1], max_tokens=20), turns, *opened) as busy:
-        assert not any(busy.in_children(child, 30))
+        assert not any(busy.in_children(child, 12))
     assert model.generate("x", max_tokens=5, seed=1).tokens == expected
     shared.feed([1])
 
@@ -162,7 +162,7 @@ def test_a_child_chats_while_other_threads_do(tmp_path: Path) -> None:
     with Model.load(scripted_model(tmp_path / "m", [b"Good", b" day"], template=TEMPLATE), threads=1) as model:
         model.chat(hello)  # no fork while Python imports, which can hang it
         with Busy(lambda: model.apply_template(hello), lambda: model.chat(hello)) as busy:
-            assert not any(busy.in_children(lambda: model.chat(hello), 30))
+            assert not any(busy.in_children(lambda: model.chat(hello), 12))
 
 
 @pytest.mark.usefixtures("quick_gc")

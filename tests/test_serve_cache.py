@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import random
 import subprocess
@@ -134,7 +135,7 @@ def test_texts_are_written_beside_answers(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(files(folder)) == kept and len({*saved}) == len(saved)
 
 
-def test_whatever_is_in_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_is_in_the_folder(tmp_path: Path, logged: list[logging.LogRecord]) -> None:
     path, folder = small_model(tmp_path), tmp_path / "cache"
     with served(path, cache_dir=folder) as serving:
         whole = ask(serving, PROMPT)[1]
@@ -155,7 +156,7 @@ def test_whatever_is_in_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with served(path, cache_dir=folder) as serving:
         assert ask(serving, PROMPT) == (149, whole)
     assert files(folder) == [file] and [*file.parent.iterdir()] == [file]
-    assert len(caplog.messages) == 43 and all("was dropped: " in said for said in caplog.messages)
+    assert len(logged) == 43 and all("was dropped: " in each.getMessage() for each in logged)
 
 
 def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_what_is_no_text_does_not_keep_the_folder_from_its_bound(tmp_path: Path)
 
 
 def test_a_text_that_finds_no_memory_to_be_written_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
 ) -> None:
     def save(*_: object) -> None:
         raise MemoryError
@@ -258,7 +259,7 @@ def test_a_text_that_finds_no_memory_to_be_written_ends_nothing(
     folder = tmp_path / "cache"
     with served(small_model(tmp_path), cache_dir=folder) as serving:
         ask(serving, PROMPT)
-    assert [said.partition(": ")[2] for said in caplog.messages] == ["there is no memory for a copy"]
+    assert [each.getMessage().partition(": ")[2] for each in logged] == ["there is no memory for a copy"]
     assert not files(folder)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import re
 import resource
 import shlex
@@ -147,7 +148,7 @@ def test_a_lack_of_files_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_lack_of_files_as_the_server_stops_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
 ) -> None:
     """asyncio then tries to listen again at sockets that are closed, and wrote a traceback for each try."""
 
@@ -164,7 +165,7 @@ def test_a_lack_of_files_as_the_server_stops_is_one_line_too(
             listening.bind(("127.0.0.1", 0))
             server = await loop.create_server(asyncio.Protocol, sock=listening)
             with socket.create_connection(listening.getsockname()):
-                while not caplog.records:
+                while not logged:
                     await asyncio.sleep(0)
                 server.close()
                 await asyncio.sleep(0.01)
@@ -172,7 +173,7 @@ def test_a_lack_of_files_as_the_server_stops_is_one_line_too(
         await asyncio.sleep(0)
 
     asyncio.run(run())
-    told, mistake = (each.getMessage() for each in caplog.records)
+    told, mistake = (each.getMessage() for each in logged)
     assert told.startswith("New connections wait: Too many open files") and "no number" in mistake
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -194,7 +195,7 @@ def test_the_rest_of_what_was_refused_has_its_time(serving: Serving, monkeypatch
                 time.sleep(0.01)
 
 
-def test_what_is_no_request_behind_its_answer(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_request_behind_its_answer(serving: Serving, logged: list[logging.LogRecord]) -> None:
     """An early refusal, and then chunks that are none."""
     with connect(
         serving, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -202,7 +203,7 @@ def test_what_is_no_request_behind_its_answer(serving: Serving, caplog: pytest.L
         until(c, b" 415 ")
         c.sendall(b"no chunk\r\n")
         assert closed_after(c) < 8
-    assert not caplog.records
+    assert not logged
 
 
 def connections(serving: Serving) -> list[protocol.Protocol]:

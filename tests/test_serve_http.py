@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import logging
 import pytest
 
 from bitnet_serve import application, protocol
@@ -122,7 +123,7 @@ def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(serving: Serving, 
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-def test_what_is_no_body_is_answered_once(serving: Serving, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_what_is_no_body_is_answered_once(serving: Serving, logged: list[logging.LogRecord], kind: str) -> None:
     """Whether the request was to be refused or not: else its answer came behind this one, and as a traceback."""
     head = f"POST {COMPLETE} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
     with connect(serving, head.encode() + b"no length\r\n") as connection:
@@ -132,7 +133,7 @@ def test_what_is_no_body_is_answered_once(serving: Serving, caplog: pytest.LogCa
     wait(lambda: not serving._server.server_state.tasks)
     assert found.startswith(b"HTTP/1.1 400") and found.count(b"HTTP/1.1 4") == 1
     assert b'"invalid_http"' in found
-    assert not caplog.records
+    assert not logged
 
 
 def test_a_target_may_name_the_server(serving: Serving) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import shutil
@@ -170,7 +171,7 @@ def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
         assert serving.models[NAMES[1]].failures > 0
 
 
-def test_a_file_that_stays_damaged_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_stays_damaged_is_logged_once(tmp_path: Path, logged: list[logging.LogRecord]) -> None:
     """However often it is asked for; and again after a file was there that could be loaded."""
     file = small_model(tmp_path)
     with served(file) as serving:
@@ -180,12 +181,12 @@ def test_a_file_that_stays_damaged_is_logged_once(tmp_path: Path, caplog: pytest
                 (tmp_path / "new").write_bytes(content)
                 (tmp_path / "new").rename(file)
                 assert [ask(serving, NAMES[0])[0] for _ in range(3)] == [expected] * 3
-    failed = [each.getMessage() for each in caplog.records if "cannot be loaded" in each.getMessage()]
+    failed = [each.getMessage() for each in logged if "cannot be loaded" in each.getMessage()]
     assert len(failed) == 2 and all(str(file) in said for said in failed)
 
 
 def test_a_failure_to_load_is_told_although_its_client_has_left(
-    tight: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tight: Serving, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
 ) -> None:
     """In one line, and not as a task whose exception nobody has asked for."""
     model, begun, left = tight.models[NAMES[2]], threading.Event(), threading.Event()
@@ -202,7 +203,7 @@ def test_a_failure_to_load_is_told_although_its_client_has_left(
     left.set()
     wait(lambda: not model.scheduler.requests)
     gc.collect()
-    assert [each.getMessage() for each in caplog.records] == [f"the model {NAMES[2]} cannot be loaded: it is damaged"]
+    assert [each.getMessage() for each in logged] == [f"the model {NAMES[2]} cannot be loaded: it is damaged"]
     assert model.failures == 1
 
 

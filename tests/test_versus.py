@@ -31,6 +31,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.usefixtures("quick_gc")  # their trainer collects many times
 @pytest.mark.parametrize(
     ("arm", "linears"), [("plain", "Linear of Tensor"), ("transformers", "AutoBitLinear of Tensor")]
 )

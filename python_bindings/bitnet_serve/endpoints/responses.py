@@ -26,8 +26,9 @@ NO_ANSWER_HAS = "reasoning.encrypted_content"  # and so it is left out, as agent
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    wanted = [each for each in fields.take(body, "include", list, []) if each != NO_ANSWER_HAS]
-    fields.unsupported({**body, "include": wanted}, "previous_response_id", "conversation", "prompt", "include")
+    fields.unsupported(body, "previous_response_id", "conversation", "prompt")
+    if wanted := [each for each in fields.take(body, "include", list, []) if each != NO_ANSWER_HAS]:
+        raise refuse(f"include has {shown(wanted[0])}, which no answer here has; leave it out", "include")
     if body.get("background"):
         raise refuse("background is not supported by this server", "background", "unsupported_parameter")
     if body.get("truncation", "disabled") != "disabled":
