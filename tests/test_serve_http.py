@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import logging
 import pytest
 
 from bitnet_serve import application, protocol

@@ -13,6 +13,7 @@ from PIL import Image
 
 from bitnet_runtime import Model
 from image_models import IMAGE, VOCAB, packed
+from runtime_models import TEMPLATE
 from servers import post, served
 from vision_models import CLIP, PALIGEMMA, TOWERS
 
@@ -56,6 +57,17 @@ def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> N
         ):
             status, answer = post(serving, "/v1/embeddings", {"input": wrong})
             assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code)
+
+
+def test_images_are_never_read_from_files_or_addresses(tmp_path: Path) -> None:
+    path = packed(tmp_path / "asks.bitnet", ASKS, template=TEMPLATE)
+    with served(path) as serving:
+        for url in ("/etc/passwd", "http://localhost/x.png", {"url": "file:///etc/passwd"}, 5):
+            parts = [{"type": "image_url", "image_url": each} for each in ("data:,x", url)]
+            asked = {"messages": [{"role": "user", "content": parts}]}
+            status, answer = post(serving, "/v1/chat/completions", asked)
+            message = answer["error"]["message"]
+            assert status == 400 and message.startswith("images[1] is ") and "expected a data: URL" in message
 
 
 def test_an_image_token_without_an_image_is_of_the_prompt(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bitnet_runtime.abilities import require_next_token
+from bitnet_runtime.abilities import require_images, require_next_token
 from bitnet_runtime.answers.logprobs import Scored
 from bitnet_runtime.answers.ready import ready
 from bitnet_runtime.chat.template import OWN, REASONING
@@ -139,6 +139,7 @@ def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame,
             code="template_error",
         )
     for place, image in enumerate(images_of(said)):
+        require_images(model)
         if not isinstance(image, str) or not is_data(image):
             told = f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes"
             raise InvalidParameterError(told, "messages")
