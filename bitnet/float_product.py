@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 HAS_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
@@ -45,6 +46,7 @@ class _Linear(torch.autograd.Function):
         return product(x.flatten(0, -2), weight.mT).view(*x.shape[:-1], len(weight))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         g, (of_x, of_w) = grad.flatten(0, -2), ctx.needs_input_grad

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bitnet import kernels
@@ -73,6 +74,7 @@ class _IntegerLinear(torch.autograd.Function):
         return tuple(y.unflatten(0, x.shape[:-1]) for y in ys)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, s, *flat = ctx.saved_tensors
         ws = [_values(*pair).to(ctx.dtype) for pair in zip(flat[::2], flat[1::2], strict=True)]
@@ -97,6 +99,7 @@ class _PartlyLinear(torch.autograd.Function):
         return tuple(y.unflatten(0, x.shape[:-1]) for y in ys)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *ws = ctx.saved_tensors
         grad_x, grad_ws = _gradients(ctx, grads, ws, lambda: x)
@@ -165,6 +168,7 @@ class _Partly(torch.autograd.Function):
         return toward(v, v_q, amount)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 

@@ -318,3 +318,13 @@ def test_learns_one_batch_by_heart(precision: str, changes: dict[str, Any]) -> N
         losses.append(loss.item())
     assert losses[-1] < 0.3 * math.log(61)
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Kernels compute the first alone: without a word, that of a penalty on gradients would lack terms."""
+    model = Transformer(SMALL)
+    block = torch.randint(0, 61, (2, 17))
+    loss = model.loss(block[:, :-1], block[:, 1:])
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        sum(gradient.square().sum() for gradient in gradients).backward()  # type: ignore[union-attr]

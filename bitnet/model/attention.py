@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from bitnet import kernels
@@ -38,6 +39,7 @@ class _Attention(torch.autograd.Function):
         return (p @ v).to(q_BHTE.dtype).view(b, h, t, e)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
         (of_q, of_k), (dtype, v_dtype) = ctx.shapes, ctx.dtypes

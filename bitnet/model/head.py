@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bitnet import kernels
 from bitnet.config import ModelConfig
@@ -136,6 +137,7 @@ class _HeadLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if kept is None else kept * grad for kept in ctx.saved_tensors)
         return *grads, None, None, None, None
@@ -166,6 +168,7 @@ class _LogProbabilities(torch.autograd.Function):
         return found_2N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_2N: Tensor) -> tuple[Tensor | None, ...]:
         (x_ND, targets_N), (w, _, bias_V, head, dtype), grad_N = ctx.saved_tensors, ctx.made, grad_2N[0]
         grad_x, learns = torch.empty_like(x_ND), ctx.needs_input_grad[1:3]
@@ -250,6 +253,7 @@ class _DraftLoss(torch.autograd.Function):
         return loss, right_SN
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
         return kept * grad, None, None, None, None, None

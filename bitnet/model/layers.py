@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bitnet import kernels
@@ -36,6 +37,7 @@ class _Normalized(torch.autograd.Function):
         return (x * r) * weight
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, *rest = ctx.saved_tensors
         if not rest:
@@ -56,6 +58,7 @@ class _Rotated(torch.autograd.Function):
         return _turn(x, cos, sin, inverse=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turn(grad, cos, sin, inverse=True), None, None
@@ -81,6 +84,7 @@ class _SquaredReluGate(torch.autograd.Function):
         return F.relu(gate).square_() * up
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         if kernels.possible(grad, gate, up):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
@@ -216,6 +217,7 @@ class _Divergence(torch.autograd.Function):
         return temperature**2 * total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
         return kept * grad, None, None, None
