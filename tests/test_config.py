@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.reference import default_of
 from bitnet.settings import Settings
-from bitnet.setup.given import Given
+from bitnet.setup.given import Given, options_of
 from bitnet.setup.resolve import resolve
 from bitnet.source_settings import of_source
 
@@ -212,3 +213,13 @@ def test_command_line_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, bitnet_cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+def test_a_file_of_options_may_be_a_pipe() -> None:
+    """As of a shell's <(...), which can be read once."""
+    read, write = os.pipe()
+    os.write(write, b"[train]\nlr = 0.004\n[model]\ndim = 64\n")
+    os.close(write)
+    given = Given(options={}, config=f"/dev/fd/{read}")
+    assert options_of(given) == ({"lr": 0.004}, {"dim": 64}) == options_of(given)
+    os.close(read)

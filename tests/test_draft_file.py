@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_the_whole_data_counts_and_a_gap_ends_as_in_a_resumed_run(tmp_path: Path
         out=str(tmp_path),
     )
     generation = {"bos_token_id": 0, "eos_token_ids": [65]}
-    start = Start("a model", SMALL, {}, words, generation=generation, writes=lambda *_: iter(()))
+    start = Start("a model", SMALL, {}, words, generation=generation, writer=lambda: nullcontext(lambda *_: iter(())))
     data = dataset.Batches(tokens, 2, context, 0)
     made = own_text.added(settings, SMALL, words, start, data)
     assert made.tokens.ids.tolist() == tokens.ids[: 10 * context].tolist()

@@ -271,6 +271,8 @@ def test_threads(
     assert taken in ([1], [2], [3]) and "threads 3>" in capsys.readouterr().err
     assert bitnet("eval", packed, "--data", text, "--threads", "0") == 2
     assert "-t/--threads: '0', expected an integer from 1 to 256" in capsys.readouterr().err
+    assert bitnet("eval", packed, "--data", text, "--stride", "-1") == 2
+    assert "--stride: '-1', expected an integer from 0 to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,6 @@ def test_threads(
         (["{packed}"], "does not know what it was trained on; give the text with --data"),
         (["{packed}", "--data", "{text}", "--stride", "33"], "--stride is 33, expected at most the context, 32"),
         (["{run}", "--context", "33"], "--context is 33, the model has at most 32"),
-        (["{run}", "--stride", "-1"], "--stride is -1, expected 0 or more"),
         (["{run}", "--kv-type", "f16"], "--kv-type is for packed files"),
         (["{run}", "--prompt", "x"], "--prompt goes with --samples"),
         (["{text}"], "no step-* folder, expected a checkpoint"),

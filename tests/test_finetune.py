@@ -185,8 +185,9 @@ def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: P
     assert settings["quantize_warmup"] == 0.0 and config.sub_norm
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(start.weights["layers.1.down.weight"], published.tensors[name].float())
-    assert start.writes  # in two batches; every token ends a text
-    assert list(start.writes([[1, 2, 3]] * 65, 4, 0)) == [[1, 2, 3, 0]] * 65
+    assert start.writer
+    with start.writer() as writes:  # in two batches; every token ends a text
+        assert list(writes([[1, 2, 3]] * 65, 4, 0)) == [[1, 2, 3, 0]] * 65
 
 
 def test_masters_that_their_folder_does_not_declare(tmp_path: Path) -> None:

@@ -309,7 +309,6 @@ def test_a_task_that_does_not_exist() -> None:
         (["--tasks", "{folder}/torn.yaml"], "torn.yaml does not define a task: ParserError"),
         (["--tasks", "{choices}", "--chat"], "has no chat template"),
         (["--tasks", "{choices}", "--stride", "4"], "--stride is for text, not for --tasks"),
-        (["--tasks", "{choices}", "--limit", "-1"], "--limit is -1, expected 0 or more"),
         (["--limit", "1"], "--limit goes with --tasks"),
     ],
 )

@@ -144,21 +144,14 @@ def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
             assert skipped_bytes(session) == expected
 
 
-def test_group_scales_have_no_lines(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"up\.weight: stored as TERNARY_2BIT_ROWS with group scale, .* does not allow"
-    ):
-        repack(model(tmp_path / "a", weight_scale="group"), tmp_path / "b", sparse=True)
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"activation": "silu"}, r"sparse leaves out what relu² makes 0, and .* has activation = 'silu'; leave the"),
         ({"ternary": ("q", "k", "gate")}, r"sparse stores ternary `up` and `down` by lines, those of .* are floats"),
+        ({"weight_scale": "group"}, r"sparse stores lines with one scale, and weights of .* have one a group; leave"),
     ],
-    ids=["silu", "floats"],
+    ids=["silu", "floats", "groups"],
 )
 def test_models_without_zeros_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     source = Transformer(MODEL.replace(**changes))

@@ -58,7 +58,8 @@ def summary(run: Path, records: runlog.Records) -> Facts:
     if len(tokens) and seconds[-1] > 0:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
     learnt = "nats_per_pair" if len(runlog.series(records, "preference")[1]) else "nats_per_token"
-    measured = (name for name in runlog.LOSSES if len(runlog.series(records, "validation", name)[1]))
+    checks = [record for record in records if "validation" in record]  # a few of very many
+    measured = (name for name in runlog.LOSSES if len(runlog.series(checks, "validation", name)[1]))
     each = next(measured, learnt).removeprefix("nats_per_")
     if len(losses := runlog.series(records, "loss")[1]):
         facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/{each} (median of the last 20 steps)"
@@ -68,7 +69,7 @@ def summary(run: Path, records: runlog.Records) -> Facts:
                             ("right", "{:.1%} of the answers right"), ("margin", "margin {:.3f}"),
                             ("chosen", "reward of the chosen {:+.3f}"),
                             ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
-            if len(found := runlog.series(records, "validation", name)[1]):
+            if len(found := runlog.series(checks, "validation", name)[1]):
                 facts["validation loss"] += ", " + shown.format(found[-1])
     if asked := next((r["tasks"] for r in reversed(records) if isinstance(r.get("tasks"), dict)), None):
         facts["tasks"] = ", ".join(f"{name} {value:.4g}" for name, value in asked.items() if isinstance(value, float))

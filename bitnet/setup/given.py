@@ -6,6 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ VISION = "vision"
 """The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""
 
 
+TABLES = {
+    table: {f.name for f in dataclasses.fields(options)}
+    for table, options in (("train", Settings), ("model", ModelConfig))
+}
+"""The options of each table of a file."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """What a user asks of a run."""
@@ -31,6 +39,11 @@ class Given:
     options: Mapping[str, Any]  # of training, by name; None: not given
     config: str | None = None  # a TOML file with more of them, or the JSON of a Thinker
     model: Sequence[str] = ()  # options of the model, NAME=VALUE each
+
+    @cached_property
+    def file(self) -> dict[str, Any]:
+        """What `config` says: read once, as it may be a pipe."""
+        return _read(self.config) if self.config else {}
 
 
 def run_folder(given: Given) -> Path:
@@ -44,7 +57,7 @@ def run_folder(given: Given) -> Path:
 
 def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
-    file = _read(given.config) if given.config else {}
+    file = given.file
     flags = {name: value for name, value in given.options.items() if value is not None}
     Settings.check_names(flags)
     _check_budget(flags)
@@ -96,8 +109,8 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
     own = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in WITHIN]
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
-        training = any(unknown[0] == f.name for f in dataclasses.fields(Settings))
-        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file" * training
+        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file"
+        of_training *= unknown[0] in TABLES["train"]
         where = of_training or placed(unknown[0])
         near = f"{where};" if where else did_you_mean(unknown[0], names)
         raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
@@ -121,13 +134,6 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         for name in (first, *others) if given else ():
             below.pop(name, None)
     return below | above
-
-
-TABLES = {
-    table: {f.name for f in dataclasses.fields(options)}
-    for table, options in (("train", Settings), ("model", ModelConfig))
-}
-"""The options of each table of a file."""
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,7 +18,7 @@ from bitnet.settings import Settings
 from bitnet.train import objectives
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
-from bitnet.train.source_model import Start
+from bitnet.train.source_model import Start, Writes
 
 PROMPT = 4  # the first 1/PROMPT of a sequence comes from the data
 ROUNDS = 20  # most rounds of generation, as a model may end its texts early
@@ -32,7 +31,7 @@ def added(
     tokens, context = batches.tokens, batches.context
     if not isinstance(tokens, dataset.Tokens):
         raise TrainingError("self_written is of one text; give it with --data")
-    if start.writes is None:
+    if start.writer is None:
         raise TrainingError(f"{start.what} cannot be run by the engine, so it writes nothing; leave --self-written out")
     digest = _digest(settings, start, tokens, context)
     file = settings.run_folder / f"train-{digest}.bin"
@@ -46,12 +45,12 @@ def added(
 def _write(file: Path, settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
     if file.exists():
         return
-    writes = cast(Callable[..., Iterator[list[int]]], start.writes)
+    assert start.writer
     begin = max(1, context // PROMPT)
     rows = math.ceil(settings.self_written / max(1, context - begin))
     most = max(1, (len(tokens.ids) - 1) // context)
     say(f"the model generates {settings.self_written:,} tokens after {rows:,} pieces of the data")
-    with process.written(file) as out:
+    with start.writer() as writes, process.written(file) as out:
         for place in _places(min(rows, most), most, context):
             out.write(tokens.ids[place : place + context].tobytes())
         for row in _rows(tokens, writes, most, context, settings):
@@ -63,9 +62,7 @@ def _places(n: int, most: int, context: int, number: int = 0) -> list[int]:
     return [(i * most // n + number) % most * context for i in range(n)]
 
 
-def _rows(
-    tokens: dataset.Tokens, writes: Callable[..., Iterator[list[int]]], most: int, context: int, settings: Settings
-) -> Iterator[list[int]]:
+def _rows(tokens: dataset.Tokens, writes: Writes, most: int, context: int, settings: Settings) -> Iterator[list[int]]:
     """The generated texts, each after its piece of the data, in rows of `context` tokens. A text that ends early is
     followed by another in the same row."""
     begin = max(1, context // PROMPT)

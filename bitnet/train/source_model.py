@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ class SourceModelError(ValueError):
     """Source, options and data of a finetuning run do not fit together."""
 
 
+Writes = Callable[[Sequence[list[int]], int, int], Iterator[list[int]]]
+"""Of prompts, at most so many tokens more, and a seed: each prompt with what the model writes behind it."""
+
+
 @dataclass(frozen=True)
 class Start:
     """A model to start from, in our terms; `config.ternary` is empty for a full-precision one."""
@@ -41,7 +46,7 @@ class Start:
     template: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
-    writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
+    writer: Callable[[], AbstractContextManager[Writes]] | None = None  # None: the engine cannot run it
     text: dict[str, Any] = field(default_factory=dict)  # settings that name its training data; empty: unknown
     objective: str = "next"  # the objective it was trained with
     step: str = ""  # the name of the checkpoint

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_cli.arguments import check_exists
+from bitnet_cli.arguments import at_least, check_exists
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
 from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import in_engine
@@ -48,16 +48,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--column", metavar="NAME", help="field of lines and rows that holds the text; none: as trained, or text"
     )
-    text.add_argument("--tokens", type=int, default=0, metavar="N", help="at most this many, or one window; 0: all [0]")
-    text.add_argument("--context", type=int, default=0, metavar="N", help="tokens of a window; 0: as trained [0]")
+    text.add_argument(
+        "--tokens", type=at_least(0), default=0, metavar="N", help="at most this many, or one window; 0: all [0]"
+    )
+    text.add_argument(
+        "--context", type=at_least(0), default=0, metavar="N", help="tokens of a window; 0: as trained [0]"
+    )
     text.add_argument(
         "--stride",
-        type=int,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="tokens from one window to the next; 0: the context, no overlap [0]",
     )
-    text.add_argument("--samples", type=int, default=0, metavar="N", help="texts to let the model write and print [0]")
+    text.add_argument(
+        "--samples", type=at_least(0), default=0, metavar="N", help="texts to let the model write and print [0]"
+    )
     text.add_argument(
         "--prompt", type=typed, metavar="TEXT", help="what the samples begin with; none: a document's beginning"
     )
@@ -65,9 +71,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     tasks.add_argument(
         "--tasks", metavar="NAMES", help="names of the harness, or .yaml and .yml files, separated by commas"
     )
-    tasks.add_argument("--fewshot", type=int, metavar="N", help="solved examples before each question; none: by task")
     tasks.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="questions of each task, the first ones; 0: all [0]"
+        "--fewshot", type=at_least(0), metavar="N", help="solved examples before each question; none: by task"
+    )
+    tasks.add_argument(
+        "--limit", type=at_least(0), default=0, metavar="N", help="questions of each task, the first ones; 0: all [0]"
     )
     tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
 
@@ -129,10 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, engine: bool) -> None:
-    """Raises ValueError: a number below 0, or an option without effect."""
-    for name in ("tokens", "context", "stride", "samples", "fewshot", "limit"):
-        if (getattr(args, name) or 0) < 0:
-            raise ValueError(f"--{name} is {getattr(args, name)}, expected 0 or more")
+    """Raises ValueError: an option without effect."""
     rules = [(FOR_TEXT, not args.tasks, "is for text, not for --tasks"), (FOR_TASKS, args.tasks, "goes with --tasks")]
     rules += [(("prompt",), args.samples, "goes with --samples"), (("kv_type",), engine, "is for packed files")]
     for names, useful, reason in rules:

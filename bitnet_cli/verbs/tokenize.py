@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from bitnet.settings import Settings
-from bitnet_cli.arguments import refuse
+from bitnet_cli.arguments import at_least, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say, show
 
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out documents that share this part of all five-word runs with an earlier one, 0.5 to 1; "
         "usual: 0.8; 0: off [0]",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="cores that encode; 0: all [0]")
+    parser.add_argument("--workers", type=at_least(0), default=0, metavar="N", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     Settings(validation=args.validation)  # refuses a number that is not a share
     if args.near_duplicates and not 0.5 <= args.near_duplicates <= 1:
         raise ValueError(f"--near-duplicates is {args.near_duplicates:g}, expected 0.5 to 1, or 0")
-    if args.workers < 0:
-        raise ValueError(f"--workers is {args.workers}, expected 0 or more")
     if args.workers:
         os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # the tokenizers library reads it once, at its first use
     if not given:

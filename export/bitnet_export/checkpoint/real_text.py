@@ -61,7 +61,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens of what the run held out, or all; and why it cannot be read, or ""."""
-    from bitnet.data import conversations, corpus, dataset, files, finding, mixture, pictures
+    from bitnet.data import conversations, corpus, dataset, files, finding, mixture, pictures, tokenized
 
     state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
@@ -85,6 +85,9 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
                 conversations.read(finding.files_of(settings["chat"])), settings["validation"]
             )[1]
             texts = ["\n".join(message["content"] or "" for message in each.messages) for each in held_out]
+        elif shared := tokenized.named(settings["data"]):
+            (kept,) = tokenized.read(shared, "validation")[1]
+            return kept.ids[:n].tolist(), ""
         else:
             texts = corpus.split(
                 corpus.Documents(settings["data"], settings.get("column", files.COLUMN)), settings["validation"]

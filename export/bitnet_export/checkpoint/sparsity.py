@@ -50,6 +50,8 @@ def require_zeros(config: ModelConfig, source: object) -> None:
             f"sparse leaves out what relu² makes 0, and {source} has activation = {config.activation!r}; "
             "leave the option out"
         )
+    if config.weight_scale == "group":
+        raise ValueError(f"sparse stores lines with one scale, and weights of {source} have one a group; leave it out")
 
 
 def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:

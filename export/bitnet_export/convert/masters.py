@@ -40,7 +40,7 @@ def read_start(path: str) -> source_model.Start:
             found = "a GGUF file, whose weights are quantized"
         raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")
     if source_model.is_checkpoint(path):
-        return dataclasses.replace(source_model.read_checkpoint(path), writes=functools.partial(self_written, path))
+        return dataclasses.replace(source_model.read_checkpoint(path), writer=functools.partial(self_written, path))
     if not any((Path(path) / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SourceError(
             f"{path} has no config.json and no checkpoint; expected a run folder, a checkpoint or a Hugging Face "
@@ -66,7 +66,7 @@ def read_start(path: str) -> source_model.Start:
             template=None if source.template is None else source.template.decode(),
             generation=dict(source.generation),
             assumptions=source.assumptions,
-            writes=functools.partial(self_written, path),
+            writer=functools.partial(self_written, path),
         )
 
 

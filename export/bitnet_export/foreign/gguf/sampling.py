@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bitnet_runtime import ModelFormatError
-from bitnet_runtime.defaults import ALIASES, is_whole, model_defaults
+from bitnet_runtime import InvalidParameterError
+from bitnet_runtime.defaults import ALIASES, is_whole, resolve
 
 from .output import Value
 
@@ -32,10 +32,10 @@ def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             continue
         value = float(str(np.float32(value))) if type(value) is float else value  # 0.6, not 0.6000000238
         try:
-            model_defaults({ours: value})
+            resolve({ours: value})
             found[ours] = value
-        except ModelFormatError as error:
-            left.append(f"general.sampling.{theirs} was left out: {str(error).partition(': ')[2]}")
+        except InvalidParameterError as error:
+            left.append(f"general.sampling.{theirs} was left out: {error}")
     for theirs in _OTHERS:
         if value := metadata.get(f"general.sampling.{theirs}"):
             left.append(f"general.sampling.{theirs} = {value!r:.80} was left out: there is no such option here")

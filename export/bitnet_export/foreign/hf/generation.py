@@ -35,8 +35,8 @@ def read_generation(
     vocab_size: rows of the model's embedding. texts: special tokens by name. assumptions: receives what was left out,
     and end tokens that generation_config.json lacks.
     """
-    from bitnet_runtime import ModelFormatError
-    from bitnet_runtime.defaults import model_defaults
+    from bitnet_runtime import InvalidParameterError
+    from bitnet_runtime.defaults import resolve
 
     config = folder.json("generation_config.json")
     described = config if config.get("eos_token_id") is not None else folder.json("config.json")
@@ -46,10 +46,10 @@ def read_generation(
     found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
     for name, value in list(found.items()):
         try:
-            model_defaults({name: value})
-        except ModelFormatError as error:
+            resolve({name: value})
+        except InvalidParameterError as error:
             del found[name]
-            assumptions.append(f"of generation_config.json was left out: {str(error).partition(': ')[2]}")
+            assumptions.append(f"of generation_config.json was left out: {error}")
     if found.get("repeat_penalty", 1.0) != 1.0:
         found["repeat_last_n"] = -1  # of the whole text, as in transformers
     for name in (name for name, neutral in _NO_OPTION.items() if config.get(name) not in (None, [], {}, neutral)):

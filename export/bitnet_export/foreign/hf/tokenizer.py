@@ -50,9 +50,11 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     named = _named(folder, config, given)
     _add_tokens(tokenizer, folder, given, named)
     definition = json.loads(tokenizer.to_str())
+    as_written = dict(definition)
     model_type = folder.json("config.json").get("model_type")
     assumptions += apply_class(definition, config, model_type, f"{folder.path}/tokenizer_config.json")
-    tokenizer = load(json.dumps(definition).encode(), "the tokenizer as its class has it")
+    if definition != as_written:
+        tokenizer = load(json.dumps(definition).encode(), "the tokenizer as its class has it")
     edges = {role: _edge(tokenizer, config, named, role) for role in ("bos", "eos") if f"add_{role}_token" in config}
     if folder.find("tokenizer.json"):
         assumptions += _said_otherwise(tokenizer, config, edges)
