@@ -52,6 +52,7 @@ def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> 
     report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", tokens=100)
     assert stored(tmp_path / "m.bitnet") == {"F16"} and report.checked.ternary_weights == 0
     assert "nothing of it is ternary" in str(report) and "nothing is ternary, linear layers are F16" in str(report)
+    assert "f32, as published" in str(report)
     tokens = hf_families.tokens_of(3, 41)
     expected = hf_families.result(theirs, tokens).numpy()
     if hf_families.is_encoder(name):
@@ -67,6 +68,8 @@ def test_int8_linears(name: str, tmp_path: Path) -> None:
     theirs = hf_families.save(name, tmp_path / "model")
     report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", linears="int8", tokens=100)
     assert stored(tmp_path / "m.bitnet") == {"INT8_ROWS"} and "INT8_ROWS" in str(report)
+    cost = "vectors move by" if hf_families.is_encoder(name) else "cost"
+    assert report.checked.head.worst > 0 and cost in str(report)
     tokens = hf_families.tokens_of(3, 41)
     expected = hf_families.result(theirs, tokens).numpy()
     if hf_families.is_encoder(name):

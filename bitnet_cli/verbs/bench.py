@@ -16,7 +16,9 @@ from bitnet_cli.signals import at_once
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measure a packed file, or random weights of a given shape written to a temporary file."
+    parser.description = (
+        "Measure a packed file that generates text, or random weights of a given shape written to a temporary file."
+    )
     add_model(parser)
     add_adapter(parser)
     parser.add_argument(

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "takes text if llama.cpp knows model and tokenizer, as from `bitnet train --preset gguf`; or a folder with an "
         "ONNX graph [a packed file]",
     )
-    parser.add_argument("--tokens", type=at_least(1), metavar="N", help="tokens to compare [512]")
+    parser.add_argument("--tokens", type=at_least(1, 8192), metavar="N", help="tokens to compare, at most 8192 [512]")
     parser.add_argument("--encoding", choices=encodings(), help="bits a ternary weight of the packed file [2.0]")
     parser.add_argument(
         "--sparse",

@@ -78,6 +78,8 @@ class HeadCost:
     loss_trained: float  # on the same text, as trained
     cost: float  # loss - loss_trained; exactly 0 when stored as trained
     cost_error: float  # standard error of cost
+    median: float  # of |scores as stored - scores as trained|: for vectors, of which the loss says nothing
+    worst: float
 
     @classmethod
     def of(cls, stored: str, trained: str, scores: Scores, scores_trained: Scores) -> Self:
@@ -89,14 +91,22 @@ class HeadCost:
             loss_trained=float(-scores_trained.mean()),
             cost=float(worse.mean()),
             cost_error=float(worse.std() / math.sqrt(worse.size)),
+            median=float(np.median(np.abs(worse))),
+            worst=float(np.abs(worse).max()),
         )
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, vectors: bool = False) -> str:
+        """vectors: the scores are their numbers."""
         if self.stored == self.trained:
             return f"{self.stored}, as trained"
-        if self.trained == "published" and self.stored in ("ternary", "f32"):  # f32 holds every published float
+        if self.trained == "published" and (self.stored == "ternary" or self.worst == 0):
             return f"{self.stored}, as published"
         origin = "" if self.trained == "published" else f", trained as {self.trained}"
+        if vectors:
+            return f"{self.stored}{origin}: vectors move by {self.median:.1e} (median), {self.worst:.1e} at worst"
         return (
             f"{self.stored}{origin}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
             f"cost {self.cost:+.1e} ± {self.cost_error:.0e}"
@@ -229,6 +239,6 @@ class Checked:
                 f"worst, which is rounding: torch in fp32 and in fp64 differ by {long.floor_mean:.1e} on average, with "
                 f"noise of 1e-5 on the embedding by {self.noise:.1e}",
                 *([] if self.images is None else [_of_images(self.images)]),
-                *([] if long.vectors else [f"{'head  ' if self.ternary_weights else 'stored'}     {self.head}"]),
+                f"{'head  ' if self.ternary_weights else 'stored'}     {self.head.told(long.vectors)}",
             ]
         )

@@ -106,7 +106,7 @@ def write_folder(
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     notes = [
         'for the same numbers load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
-        "its cache of f16 moves log-probabilities by up to 0.1"
+        "its cache of f16 moves " + ("log-probabilities by up to 0.1" if config.has_head else "numbers by up to 0.004")
     ]
     if unpacked := sum(r.encoding.ternary and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
