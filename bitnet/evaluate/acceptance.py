@@ -42,6 +42,10 @@ class Accepted:
         shares = ", ".join(f"{share:.2f}" for share in self.accepted)
         return f"{self.nats_per_guess:.4f} nats/draft token, {shares} accepted, {self.tokens_per_pass:.2f} tokens/pass"
 
+    @property
+    def details(self) -> str:
+        return f"{self.chains:,} chains"
+
 
 def evaluate(
     model: Transformer,

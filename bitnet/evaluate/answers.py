@@ -27,6 +27,10 @@ class Answered:
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/token, {self.right:.1%} of {self.answers:,} answers right"
 
+    @property
+    def details(self) -> str:
+        return f"{self.tokens:,} tokens"
+
 
 def evaluate(model: Transformer, records: Answers | Talks, context: int, batch: int = 16, limit: int = 0) -> Answered:
     """Evaluate in fp32, like the engine. limit: tokens, of evenly spaced records; 0: all records.

@@ -40,6 +40,10 @@ class Contrast:
             f"of {self.pool:,}"
         )
 
+    @property
+    def details(self) -> str:
+        return f"{self.pairs:,} pairs"
+
 
 def cosines(temperature: float) -> Compare:
     """Cosines of texts, divided by a fixed temperature."""

@@ -49,6 +49,11 @@ class Result:
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
 
+    @property
+    def details(self) -> str:
+        error = f"± {self.standard_error:.4f} nats, " if self.standard_error else ""  # of a part of the text
+        return f"{error}perplexity {self.perplexity:.2f}, {self.tokens:,} tokens"
+
 
 def _bits_and_perplexity(nats: float, bytes_per_token: float) -> tuple[float, float]:
     """Bits per byte and perplexity. Bits are 0 for targets without bytes: the ends of empty answers."""
@@ -93,6 +98,10 @@ class Hidden:
 
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/masked token, {self.accuracy:.1%} right"
+
+    @property
+    def details(self) -> str:
+        return f"{self.tokens:,} masked tokens"
 
 
 # ---- windows ----

@@ -57,6 +57,10 @@ class Preferred:
             f"{self.accuracy:.1%} preferred rightly"
         )
 
+    @property
+    def details(self) -> str:
+        return f"{self.pairs:,} pairs"
+
 
 def check(settings: Settings, config: ModelConfig) -> None:
     """Raises TrainingError if the model cannot be trained on preferences."""

@@ -20,6 +20,7 @@ from bitnet_runtime.terminal import escape, say, show
 if TYPE_CHECKING:
     from bitnet.config import ModelConfig
     from bitnet.train.checkpoint import Checkpoint
+    from bitnet.train.objectives import Result
     from bitnet_runtime import Model
 
 FOR_TEXT = ("data", "column", "tokens", "context", "stride", "samples")
@@ -106,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
 
             set_threads(args.threads)
     if checkpoint and not args.tasks:
-        figures = of_checkpoint(checkpoint, args)
-        shown = line(figures)
+        result, places = of_checkpoint(checkpoint, args)
+        figures = asdict(result) | places | {"checkpoint": checkpoint.folder.name}
+        shown = line(result, places)
     if is_packed or args.tasks or args.samples:
         with at_once():
             from bitnet_runtime import Model
@@ -126,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
                 more: dict[str, Any] = {"adapter": adapter, "manager": manager}
                 figures, shown = report(model, names, args.fewshot, args.limit, args.chat, **more)
             elif is_packed:
-                figures = of_packed(model, args)
-                shown = line(figures)
+                result, places = of_packed(model, args)
+                figures, shown = asdict(result) | places, line(result, places)
             if args.samples:
                 figures["samples"] = samples(model, args.prompt or "", args.samples, adapter)
     for i, text in enumerate(figures.get("samples", [])):
@@ -170,8 +172,8 @@ def samples(model: Model, prompt: str, n: int, adapter: str | None = None) -> li
     return [prompt + model.generate(prompt, seed=i, adapter=adapter).text for i in range(n)]
 
 
-def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a packed file."""
+def of_packed(model: Model, args: argparse.Namespace) -> tuple[Result, dict[str, int]]:
+    """The result of a packed file, and the context and stride it is of."""
     with at_once():
         from bitnet.data import conversations, corpus, dataset, files, tokenized, tokenizer
         from bitnet.evaluate.loss import Overlapping, evaluate_packed
@@ -191,7 +193,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
             f"{args.data[0]} holds conversations, on which only a run is measured: bitnet eval RUN --data …"
         )
     if model.image:
-        return _of_packed_with_images(model, args, words, context)
+        return _of_packed_with_images(model, args, words, context), {"context": context}
     with tempfile.TemporaryDirectory() as scratch:
         if folder := tokenized.named(args.data):
             tokenized.check_of(folder, words, first)
@@ -204,22 +206,21 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         if model.mask == "prefix":
             say("measured without a prefix, unlike its checkpoint: each token from those before it")
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens, adapter_of(model))
-    return asdict(result) | {"context": context, "stride": stride}
+    return result, {"context": context, "stride": stride}
 
 
-def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, context: int) -> dict[str, Any]:
-    """The figures of a packed model that answers questions about images, or matches them with texts."""
+def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, context: int) -> Result:
+    """The result of a packed model that answers questions about images, or matches them with texts."""
     from bitnet.evaluate import packed_pictures
 
     if args.stride:
         raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
     with tempfile.TemporaryDirectory() as scratch:
-        result = packed_pictures.evaluate(model, words, args.data, context, Path(scratch), args.tokens)
-    return asdict(result) | {"context": context}
+        return packed_pictures.evaluate(model, words, args.data, context, Path(scratch), args.tokens)
 
 
-def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a checkpoint on its own objective."""
+def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Result, dict[str, int]]:
+    """The result of a checkpoint on its own objective, and the context and stride it is of."""
     from bitnet.data import dataset
     from bitnet.evaluate.loss import Overlapping, check_vocabulary
     from bitnet.settings import Settings
@@ -239,8 +240,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
         elif args.stride:
             raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
         result = objectives.evaluate(model, text, settings, context, args.tokens)
-    places = {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
-    return asdict(result) | places | {"checkpoint": folder.name}
+    return result, {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
@@ -254,39 +254,6 @@ def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
     return context, stride
 
 
-def line(figures: dict[str, Any]) -> str:
-    if "accepted" in figures:
-        shares = ", ".join(f"{share:.2f}" for share in figures["accepted"])
-        return (
-            f"{figures['nats_per_guess']:.4f} nats/draft token  {shares} accepted  {figures['tokens_per_pass']:.2f} "
-            f"tokens/pass  ({figures['chains']:,} chains, context {figures['context']:,})"
-        )
-    if "margin" in figures:
-        return (
-            f"{figures['nats_per_pair']:.4f} nats/pair  margin {figures['margin']:.3f}  {figures['accuracy']:.1%} "
-            f"preferred rightly  ({figures['pairs']:,} pairs, context {figures['context']:,})"
-        )
-    if "recall" in figures:
-        return (
-            f"{figures['nats_per_pair']:.4f} nats/pair  recall@1 {figures['recall']:.1%}  back "
-            f"{figures['recall_back']:.1%}  ({figures['pairs']:,} pairs, among {figures['pool']:,}, "
-            f"context {figures['context']:,})"
-        )
-    if "right" in figures:
-        return (
-            f"{figures['nats_per_token']:.4f} nats/token  {figures['right']:.1%} of the answers right  "
-            f"({figures['answers']:,} answers of {figures['tokens']:,} tokens, context {figures['context']:,})"
-        )
-    if "accuracy" in figures:
-        return (
-            f"{figures['nats_per_token']:.4f} nats/masked token  {figures['accuracy']:.1%} right  "
-            f"({figures['tokens']:,} masked tokens, context {figures['context']:,})"
-        )
-    where = "".join(f", {name} {figures[name]:,}" for name in ("context", "stride") if name in figures)
-    each = ", ".join(f"{name} {nats:.4f}" for name, nats in figures.get("sources", {}).items())
-    error = f" ± {figures['standard_error']:.4f}" if figures.get("standard_error") else ""  # of a part of the text
-    return (
-        f"{figures['nats_per_token']:.4f}{error} nats/token{f' ({each})' if each else ''}  "
-        f"{figures['bits_per_byte']:.4f} bits/byte  perplexity {figures['perplexity']:.2f}  "
-        f"({figures['tokens']:,} tokens{where})"
-    )
+def line(result: Result, places: dict[str, int]) -> str:
+    where = "".join(f", {name} {n:,}" for name, n in places.items())
+    return f"{result}  ({result.details}{where})"

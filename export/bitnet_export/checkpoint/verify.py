@@ -45,6 +45,7 @@ FLOOR_TOKENS = 8192  # of the long text, scored in fp64 too
 EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
 ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
+NATS, NUMBER = "nats a token", "of a number of a vector"
 IMAGES = 16
 SHOWN = 128  # most texts behind an image: an image of 224 pixels takes 600 kB
 
@@ -89,7 +90,10 @@ def _compared(checkpoint: Checkpoint, file: str | os.PathLike[str], tokens: int)
         seen = _of_images(engine, model, reference)
         guessed = compare_guesses(engine, model, reference, prompts.inputs, estimated=packed_file.sketched)
     try:
-        _check_agreement(short, long, guessed, "nats a token" if config.has_head else "of a number of a vector")
+        check_agreement(short, long, _rounded(long))
+        if guessed:
+            check_limit("median difference of draft tokens", guessed.median, EXACT + 1.5 * guessed.floor_median)
+            check_limit("mean difference of draft tokens", guessed.mean, _rounded(guessed))
     except VerificationError as error:
         if config.has_head and long.loss_torch > 2 * (guessing := math.log(config.vocab_size)):
             raise VerificationError(
@@ -113,14 +117,13 @@ def _compared(checkpoint: Checkpoint, file: str | os.PathLike[str], tokens: int)
     )
 
 
-def _check_agreement(short: Agreement, long: Agreement, guessed: Agreement | None, unit: str) -> None:
+def check_agreement(short: Agreement, long: Agreement, most: float) -> None:
+    """Raises VerificationError. most: of the mean difference in the long text."""
+    unit = NUMBER if long.vectors else NATS
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
-    check_limit("mean difference in a long text", long.mean, _rounded(long), unit)
+    check_limit("mean difference in a long text", long.mean, most, unit)
     if not long.vectors:  # their mean says nothing: the numbers of one text move together
         check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
-    if guessed:
-        check_limit("median difference of draft tokens", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
-        check_limit("mean difference of draft tokens", guessed.mean, _rounded(guessed), "nats")
 
 
 def _rounded(long: Agreement) -> float:
@@ -151,12 +154,12 @@ def _of_images(engine: Model, model: Transformer, reference: Transformer) -> Agr
         return None
     images = images_of(model.vision.config, IMAGES)
     found = _agreement(engine, torch_scores(model.vision, images), reference.vision, images)
-    check_limit("median difference in images", found.median, EXACT + 3 * found.floor_median, "of a number of a vector")
-    check_limit("mean difference in images", found.mean, ROUNDED + 1.5 * found.floor_mean, "of a number of a vector")
+    check_limit("median difference in images", found.median, EXACT + 3 * found.floor_median, NUMBER)
+    check_limit("mean difference in images", found.mean, ROUNDED + 1.5 * found.floor_mean, NUMBER)
     return found
 
 
-def check_limit(what: str, found: float, limit: float, unit: str = "nats a token") -> None:
+def check_limit(what: str, found: float, limit: float, unit: str = NATS) -> None:
     if not found <= limit:  # NaN fails too
         raise VerificationError(
             f"engine against torch: {what} is {found:.1e} {unit}, expected at most {limit:.1e}; "

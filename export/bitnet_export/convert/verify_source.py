@@ -26,7 +26,7 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.quant import stored_rows
 from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
 from bitnet_export.checkpoint.scoring import NOTHING, Texts, behind_images, engine_scores, images_of, texts_of
-from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit
+from bitnet_export.checkpoint.verify import EXACT, NUMBER, SHORT, VerificationError, check_agreement, check_limit
 from bitnet_export.foreign.source import Progress, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed.reader import PackedFile
@@ -42,7 +42,6 @@ PROMPTS = 16
 WINDOW = 256  # tokens of a window of the long text
 NOISE = 1e-5
 IMAGES = 16
-NUMBER = "of a number of a vector"
 REF32, REF64 = 0, 1  # of the passes
 
 
@@ -94,10 +93,7 @@ def _compared(source: Source, path: Path, tokens: int, linears: str, progress: P
         for i in (0, 1)
     )
     noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
-    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
-    check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
-    if not long.vectors:  # their mean says nothing: the numbers of one text move together
-        check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+    check_agreement(short, long, EXACT + 1.5 * max(long.floor_mean, noise))
     of_images = None if images is None or seen is None else _of_images(file.configs[1], images, seen, sight)
     head = HeadCost.of(config.head_format, "published", ref32[-1], published[-1])
     floats = _stored_floats(file)

@@ -27,14 +27,13 @@ _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
 def look(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
     """Examine a folder to be converted."""
     weights.floats = _left_alone(model, weights, quantization)
+    telling = _telling(model, weights)
     if not weights.masters:
-        weights.floats = frozenset(
-            role for role in _linears(model) if not _is_ternary(weights, _telling(model, weights, role))
-        )
-    roles = [role for role in _linears(model) if role not in weights.floats]
+        weights.floats = frozenset(role for role, key in telling.items() if not _is_ternary(weights, key))
+    roles = [role for role in telling if role not in weights.floats]
     if not roles:
         return _full_precision(model, weights)
-    keys = [_telling(model, weights, role) for role in roles]
+    keys = [telling[role] for role in roles]
     scopes = [tensor.scope for tensor in map(weights.load, keys) if isinstance(tensor, Ternary)]
     tables = ["embedding"] * (model.input == "tokens") + ["head"] * (model.has_head and not model.tie_embeddings)
     ternary = [isinstance(weights.load(Key(0, NONE, ROLE[role], NONE, 0)), Ternary) for role in tables]
@@ -46,11 +45,14 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
     if dtype == "U8":
         assert quantization is not None
         return model, f"packed ternary weights, {_DIVIDE_OR_MULTIPLY[quantization.divides]}", []
-    if not _is_ternary(weights, keys[0]):
+    if weights.masters and not _is_ternary(weights, keys[0]):
         assumed = "config.json does not say how the weights are quantized: as BitNet b1.58 does"
         words = f"{dtype} weights, float masters, quantized as the model's own code does"
         return model, words, [assumed] if quantization is None else []
-    said = _stay_floats(model, weights) if weights.floats and not weights.masters else []
+    said: list[str] = []
+    if weights.floats and not weights.masters:  # a single damaged value can cause that, and it costs much
+        names = ", ".join(weights.module(key) for role, key in telling.items() if role in weights.floats)
+        said = [f"{names} is not ternary: these projections stay floats in every layer, the others are ternary"]
     if quantization is None:
         said = ["activations are quantized to int8 for each token; the published model leaves them float", *said]
     elif quantization.online:
@@ -63,7 +65,7 @@ def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantiza
     left = _left_alone(model, weights, quantization)
     roles = [role for role in _linears(model) if role not in left] if weights.masters else []
     weights.floats, weights.tables = frozenset(TERNARY_LINEARS), {"embedding": False, "head": False}
-    for key in (_telling(model, weights, role) for role in _linears(model)):
+    for key in _telling(model, weights).values():
         entry = weights.entry(key)
         if entry.dtype == "U8" or _is_ternary(weights, key):
             raise SourceError(
@@ -92,10 +94,14 @@ def _first(model: ModelConfig, role: str, layer: int = 0) -> Key:
     return Key(0, layer, ROLE[role], expert, 0)
 
 
-def _telling(model: ModelConfig, weights: Weights, role: str) -> Key:
-    """The key of a projection in the first layer where it is not all zero: zeros reveal nothing."""
-    keys = [_first(model, role, layer) for layer in range(model.n_layers)]
-    return next((key for key in keys if weights.entry(key).dtype == "U8" or _says(weights.matrix(key))), keys[0])
+def _telling(model: ModelConfig, weights: Weights) -> dict[str, Key]:
+    """For each role the key of its projection in the first layer where it is not all zero: zeros reveal nothing."""
+    found = {}
+    for role in _linears(model):
+        keys = [_first(model, role, layer) for layer in range(model.n_layers)]
+        says = (key for key in keys if weights.entry(key).dtype == "U8" or _says(weights.matrix(key)))
+        found[role] = next(says, keys[0])
+    return found
 
 
 def _says(matrix: Floats) -> bool:
@@ -109,12 +115,6 @@ def _is_ternary(weights: Weights, key: Key) -> bool:
         return True
     found = ternary_values(weights.matrix(key))
     return found is not None and bool(found.codes.any())
-
-
-def _stay_floats(model: ModelConfig, weights: Weights) -> list[str]:
-    """A note that some projections are not ternary: a single damaged value can cause that, and it costs much."""
-    names = [weights.module(_telling(model, weights, role)) for role in _linears(model) if role in weights.floats]
-    return [f"{', '.join(names)} is not ternary: these projections stay floats in every layer, the others are ternary"]
 
 
 def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> frozenset[str]:
