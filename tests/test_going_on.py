@@ -143,7 +143,7 @@ def test_a_draft_that_learnt_alone_is_measured(
     assert bitnet("eval", tmp_path / "drafted", "--json") == 0
     assert json.loads(capsys.readouterr().out)["nats_per_guess"] > 0
     assert bitnet("eval", tmp_path / "drafted") == 0
-    assert " accepted  " in capsys.readouterr().out
+    assert " accepted, " in capsys.readouterr().out
     assert bitnet("eval", tmp_path / "drafted", "--stride", "8") == 1
     assert "--stride is for text" in capsys.readouterr().err
 
