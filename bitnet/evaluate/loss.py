@@ -51,6 +51,7 @@ class Result:
 
     @property
     def details(self) -> str:
+        """What the short form leaves out, as every result has it: how much was counted, and figures beside it."""
         error = f"± {self.standard_error:.4f} nats, " if self.standard_error else ""  # of a part of the text
         return f"{error}perplexity {self.perplexity:.2f}, {self.tokens:,} tokens"
 
