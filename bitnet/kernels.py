@@ -151,7 +151,8 @@ def _has_product() -> bool:
     return kernels is not None and kernels.product != training.NULL
 
 
-# What torch.compiler.assume_constant_result does, after it has loaded the compiler, which takes a second.
+# What torch.compiler.assume_constant_result does, after it has loaded the compiler, which takes a second. A torch that
+# names it otherwise fails tests/test_compiler.py.
 _has_product._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

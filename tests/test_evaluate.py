@@ -271,8 +271,9 @@ def test_threads(
     assert taken in ([1], [2], [3]) and "threads 3>" in capsys.readouterr().err
     assert bitnet("eval", packed, "--data", text, "--threads", "0") == 2
     assert "-t/--threads: '0', expected an integer from 1 to 256" in capsys.readouterr().err
-    assert bitnet("eval", packed, "--data", text, "--stride", "-1") == 2
-    assert "--stride: '-1', expected an integer from 0 to" in capsys.readouterr().err
+    for option in ("--tokens", "--context", "--stride", "--samples", "--fewshot", "--limit"):
+        assert bitnet("eval", packed, "--data", text, option, "-1") == 2
+        assert f"{option}: '-1', expected an integer from 0 to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,16 @@ def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
             assert skipped_bytes(session) == expected
 
 
+def test_group_scales_have_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format itself refuses them, whoever asks."""
+    monkeypatch.setattr(sparsity, "require_zeros", lambda *_: None)
+    with pytest.raises(
+        ValueError, match=r"up\.weight: stored as TERNARY_2BIT_ROWS with group scale, .* does not allow"
+    ):
+        repack(model(tmp_path / "a", weight_scale="group"), tmp_path / "b", sparse=True)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

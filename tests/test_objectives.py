@@ -90,8 +90,7 @@ def test_it_learns_and_eval_says_the_same(
         assert bitnet("eval", run, "--samples", "1") == 1
         out, errors = capsys.readouterr()
         assert not out and "is an encoder, which writes no text; leave it out" in errors
-    if name == "contrastive":
-        assert bitnet("report", run, "--out", run / "page.png") == 0 and (run / "loss.png").is_file()
+    assert bitnet("report", run, "--out", run / "page.png") == 0 and (run / "loss.png").is_file()
 
 
 def test_hidden_tokens_are_hidden(runs: dict[str, tuple[str, Path]]) -> None:

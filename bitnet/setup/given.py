@@ -109,9 +109,9 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
     own = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in WITHIN]
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
-        of_training = f", which is of training: {flag_of(unknown[0])}, or [train] in a file"
-        of_training *= unknown[0] in TABLES["train"]
-        where = of_training or placed(unknown[0])
+        where = placed(unknown[0])
+        if unknown[0] in TABLES["train"]:
+            where = f", which is of training: {flag_of(unknown[0])}, or [train] in a file"
         near = f"{where};" if where else did_you_mean(unknown[0], names)
         raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
     return model

@@ -95,10 +95,7 @@ class HeadCost:
             worst=float(np.abs(worse).max()),
         )
 
-    def __str__(self) -> str:
-        return self.told()
-
-    def told(self, vectors: bool = False) -> str:
+    def told(self, vectors: bool) -> str:
         """vectors: the scores are their numbers."""
         if self.stored == self.trained:
             return f"{self.stored}, as trained"
@@ -174,7 +171,7 @@ class Report:
         loss = [
             f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
             f"difference {long.loss_engine - long.loss_torch:+.1e}{asked}",
-            f"head       {self.head}",
+            f"head       {self.head.told(long.vectors)}",
         ]
         return "\n".join(
             [

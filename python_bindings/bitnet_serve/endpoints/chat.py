@@ -129,17 +129,19 @@ def asked(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: 
 def prompt_tokens(model: Model, said: Sequence[Mapping[str, Any]], frame: Frame, tools: Tools | None) -> list[int]:
     """The prompt of a conversation of any length. Images are given as data, never as file names or addresses."""
     require_next_token(model)
+    images = images_of(said)
     if not model.has_template:
         instead = "/v1/completions continues a text"
-        if images_of(said):
+        if images:
             instead = "`bitnet generate --image` and Model.generate(images=…) ask it about a picture"
         raise refuse(
             f"{model.path.name} has no chat template, so it cannot answer messages; {instead}, bitnet finetune --chat "
             "teaches a model to answer, bitnet serve --chat-template FILE gives it a template",
             code="template_error",
         )
-    for place, image in enumerate(images_of(said)):
+    if images:
         require_images(model)
+    for place, image in enumerate(images):
         if not isinstance(image, str) or not is_data(image):
             told = f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes"
             raise InvalidParameterError(told, "messages")

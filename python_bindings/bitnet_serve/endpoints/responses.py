@@ -28,7 +28,11 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     fields.check_known(body, KNOWN)
     fields.unsupported(body, "previous_response_id", "conversation", "prompt")
     if wanted := [each for each in fields.take(body, "include", list, []) if each != NO_ANSWER_HAS]:
-        raise refuse(f"include has {shown(wanted[0])}, which no answer here has; leave it out", "include")
+        raise refuse(
+            f"include has {shown(wanted[0])}, which no answer here has; leave it out",
+            "include",
+            "unsupported_parameter",
+        )
     if body.get("background"):
         raise refuse("background is not supported by this server", "background", "unsupported_parameter")
     if body.get("truncation", "disabled") != "disabled":
