@@ -66,11 +66,29 @@ def test_a_bound_is_excluded_where_a_step_of_1_changes_no_double(word: str, boun
     assert not accepts({"type": "integer", word: bound}, str(bound))
 
 
+@pytest.mark.parametrize("bound", [2**53, 2**53 + 1, 2**60 + 7, 2**63 - 2048])
+@pytest.mark.parametrize("more", [{}, {"minimum": 2**53 + 2}, {"maximum": -(2**54) - 2}])
+def test_a_schema_that_is_checked_again_stays(bound: int, more: dict[str, int]) -> None:
+    """As that in a receipt, which allows what the answer was allowed."""
+    far = {"exclusiveMinimum": -(10**30), "exclusiveMaximum": 10**30}
+    numbers = [{"type": "integer", word: sign * bound} | more for word in far for sign in (1, -1)]
+    dates = [{"format": each, "allOf": [{"maxLength": 60}]} for each in ("date", "time", "date-time")]
+    for schema in [*numbers, far, *dates]:
+        once = format_text("json_schema", schema)
+        assert format_text("json_schema", once) == once
+
+
+def test_of_two_bounds_the_nearer_one_holds() -> None:
+    within = {"type": "integer", "exclusiveMinimum": 2**53, "minimum": 2**53 + 8, "exclusiveMaximum": 2**53 + 16}
+    assert [n for n in range(0, 24, 2) if accepts(within, str(2**53 + n))] == [8, 10, 12, 14]
+
+
 @pytest.mark.parametrize(
     "bounds",
     [
         {"minimum": 10**30, "maximum": 10**30 + 5},
         {"exclusiveMinimum": 2**63 - 1},
+        {"exclusiveMinimum": 2**63 - 1024},
         {"minimum": 1e30, "maximum": 1e31},
         {"minimum": -1e31, "maximum": -1e30},
     ],

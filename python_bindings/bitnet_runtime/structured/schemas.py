@@ -23,7 +23,8 @@ HELD = {"date": [A_DAY], "time": [WITHIN_A_MINUTE], "date-time": [A_DAY, WITHIN_
 
 
 def exact(schema: Any) -> Any:
-    """A schema whose texts are among those of `schema`, by the library as by the standard.
+    """A schema whose texts are among those of `schema`, by the library as by the standard. Of one that was made here it
+    makes the same: options are checked again where they are copied, and where a receipt is read.
 
     Raises ValueError: a bound is beyond the numbers that the library knows.
     """
@@ -37,12 +38,13 @@ def exact(schema: Any) -> Any:
             found[word] = {name: exact(each) for name, each in part.items()}
         else:
             found[word] = part if word in VALUES else exact(part)
-    found |= {word: _double(word, found[word]) for word in (*LOWER, *UPPER) if type(found.get(word)) in (int, float)}
+    _make_doubles(found)
     written = found.get("format")
     if isinstance(written, str) and written in HELD:
-        others = found.get("allOf", [])
+        given = found.get("allOf", [])
+        others = given if isinstance(given, list) else [given]
         more = [{"pattern": pattern} for pattern in HELD[written]]
-        found["allOf"] = [*(others if isinstance(others, list) else [others]), *more]
+        found["allOf"] = [*others, *(each for each in more if each not in others)]
     if "anyOf" not in found and _apart(found.get("oneOf")):
         found["anyOf"] = found.pop("oneOf")
     return found | _bounds(found)
@@ -56,19 +58,31 @@ def _apart(alternatives: Any) -> bool:
     return plain and 0 < len(parts) == len(set(values))
 
 
+def _make_doubles(schema: dict[str, Any]) -> None:
+    """Make bounds what the library reads. From 2**53 on it adds 1 to one that is excluded, and nothing changes: so it
+    becomes one that is included."""
+    for included, excluded in (LOWER, UPPER):
+        bounds = {word: schema[word] for word in (included, excluded) if type(schema.get(word)) in (int, float)}
+        bounds = {word: _double(word, bound) for word, bound in bounds.items()}
+        if abs(bounds.get(excluded, 0)) >= 2**53:
+            del schema[excluded]
+            bounds = {included: max(bounds.values()) if included in LOWER else min(bounds.values())}
+        schema |= bounds
+
+
 def _double(word: str, bound: float) -> float:
     """A bound that the library reads as it is: a double, the next one within if it is none itself, and none so far out
-    that it is refused. An excluded one also moves from 2**53 on, where the library adds 1 and nothing changes."""
-    inward = 1 if word in LOWER else -1
-    if inward * bound > LAST:
-        expected = f"at most {LAST}" if word in LOWER else f"at least {-LAST}"
+    that it is refused. An excluded one also moves from 2**53 on, to the first that is not."""
+    inward, excluded = 1 if word in LOWER else -1, word.startswith("exclusive")
+    if inward * bound > (most := LAST - excluded):
+        expected = f"at most {most}" if word in LOWER else f"at least {-most}"
         raise ValueError(f"{word} is {shown(bound)}, expected {expected}")
     if inward * bound < -LAST:
         return -inward * LAST
     if not abs(bound) >= 2**53:
         return bound
     near = float(bound)
-    if inward * near < inward * bound or (near == bound and word.startswith("exclusive")):
+    if inward * near < inward * bound or (near == bound and excluded):
         near = math.nextafter(near, inward * math.inf)
     return int(near)
 
