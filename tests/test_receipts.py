@@ -192,6 +192,7 @@ def test_a_format_needs_a_tokenizer(tmp_path: Path) -> None:
         (lambda f: json.dumps(f | {"sampling": {"temperature": -1}}), "temperature"),
         (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"x": 1}}}), "logit_bias"),
         (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"1": 1e39}}}), "logit_bias"),
+        (lambda f: json.dumps(f | {"sampling": {"logit_bias": dict.fromkeys(range(512), "-inf")}}), "is ruled out"),
         (lambda f: json.dumps(f | {"sampling": {"json_schema": "{", "max_tokens": 24}}), "json_schema"),
     ],
 )

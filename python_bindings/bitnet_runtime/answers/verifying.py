@@ -9,7 +9,14 @@ from typing import NamedTuple
 from bitnet_runtime.abilities import require_next_token
 from bitnet_runtime.answers.receipt import Receipt, written
 from bitnet_runtime.answers.writer import Writer
-from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, TokenizerError, shown
+from bitnet_runtime.errors import (
+    BitnetError,
+    InvalidParameterError,
+    NumericError,
+    ReceiptError,
+    TokenizerError,
+    shown,
+)
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.sessions.session import Session
@@ -54,7 +61,7 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
         writer = _writer(model, receipt, digests[receipt.adapter])
         with writer.session:
             return _compare(writer, receipt)
-    except (InvalidParameterError, TokenizerError) as error:  # of the options, also of a format on its way
+    except (InvalidParameterError, TokenizerError, NumericError) as error:  # of the options, also on the way
         raise ReceiptError(f"the receipt cannot be of this model: {error}") from None
 
 
