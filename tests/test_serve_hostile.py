@@ -71,6 +71,18 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format", "invalid_format"),
         (CHAT, {"messages": MESSAGES, "response_format": 5}, "response_format", "invalid_format"),
         (COMPLETE, {"prompt": "x", "json_schema": {"type": "x"}}, "json_schema", "invalid_format"),
+        (
+            COMPLETE,
+            {"prompt": "x", "json_schema": {}, "response_format": {"type": "json_object"}},
+            "json_schema",
+            "invalid_format",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "json_schema": {}, "text": {"format": {"type": "json_object"}}},
+            "json_schema",
+            "invalid_format",
+        ),
         (COMPLETE, {"prompt": "x", "regex": "("}, "regex", "invalid_format"),
         (COMPLETE, {"prompt": "x", "regex": "a", "grammar": "start: x"}, "grammar", "invalid_format"),
         (CHAT, {"messages": MESSAGES, "model": 5}, "model", "invalid_type"),

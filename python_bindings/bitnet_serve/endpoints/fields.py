@@ -84,7 +84,10 @@ def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> S
         asked["max_tokens"] = max_tokens
     elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):
         del asked["max_completion_tokens"]  # some clients send both
-    asked |= response_format(body.get("response_format"))
+    if (format := response_format(body.get("response_format"))) and "json_schema" in asked:
+        told = "json_schema is given beside another format of the answer, expected one of them"
+        raise refuse(told, "json_schema", "invalid_format")
+    asked |= format
     for word, given in asked.items():
         stops = ALIASES.get(word, word) in ("stop", "stop_token_ids") and isinstance(given, list)
         if stops and len(given) > MOST_STOPS:
