@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, InvalidParameterError, Model
+from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, InvalidParameterError, Model, Sampling
 from bitnet_runtime.chat.template import ChatTemplate
 from bitnet_runtime.chat.thoughts import Begun
 from bitnet_runtime.chat.tools import ToolCall, Tools
@@ -217,6 +218,24 @@ def test_a_schema_for_answers_without_calls(anyhow: tuple[Model, str]) -> None:
         result = model.chat(ASK, tools=TOOLS, json_schema={"enum": ["yes", "no"]}, seed=seed, max_tokens=400)
         if not result.tool_calls:
             assert result.text in ('"yes"', '"no"')
+
+
+def test_an_answer_may_begin_like_a_call(anyhow: tuple[Model, str]) -> None:
+    """Where a call is an object without tags, all objects of a schema do."""
+    model, _ = anyhow
+
+    def person(key: str) -> dict[str, Any]:
+        properties = {key: {"enum": ["Bob", "Ann"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}}
+        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+    for key in ("name", "nam", "x"):
+        for schema in (person(key), {"type": "object"}):
+            guide = guide_of(model, held_to_calls(model, Tools.of(TOOLS), Sampling(json_schema=schema)))
+            assert guide is not None and guide.admits(list(f'{{"{key}": "Ann", "age": 5}}'.encode()))
+    no_calls = {ord(letter): -math.inf for letter in "<cw"}
+    result = model.chat(ASK, tools=TOOLS, json_schema=person("name"), seed=1, max_tokens=100, logit_bias=no_calls)
+    assert (result.finish_reason, result.tool_calls) == ("stop", [])
+    assert json.loads(result.text)["name"] in ("Bob", "Ann"), "complete, and no half of a call"
 
 
 def test_a_stop_text_that_was_held_back_to_the_last_token(tmp_path: Path) -> None:

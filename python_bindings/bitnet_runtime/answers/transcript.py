@@ -42,7 +42,7 @@ class Transcript:
             text = self.answer.push(token)
             if self.answer.stopped or whole or len(self.tokens) == self._limit:
                 self.complete = True
-                text += self.answer.flush(cut=True)  # which may have a stop text
+                text += self.answer.flush(cut=not whole)  # which may have a stop text
                 self.finish = "stop" if self.answer.stopped or whole else "length"
             of = token
         piece = Piece(text, of, self.answer.take(), scored, self.answer.take_thoughts())

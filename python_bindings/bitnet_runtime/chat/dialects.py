@@ -21,7 +21,8 @@ Message = Mapping[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TOGETHER = 16  # calls of one answer, where a grammar holds it
-SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
+ITEM, KEY = ", ", ": "  # separators, as json.dumps writes
+SPACES = {"whitespace_flexible": False, "item_separator": ITEM, "key_separator": KEY}
 _TAGS = re.compile(r'<tool_call>(?:\\n|\s)*(\[)?(?:\\n|\s)*\{\s*\\?"name\\?"')
 _JSON = re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]{1,80}\\?"parameters\\?"\s*:')
 _TEXT = r"TEXT: /(.|\n)*/" + "\n"
@@ -107,16 +108,25 @@ def dialect(template: str) -> Dialect:
 
 
 def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
-    """Rules: `one` is a call of one of them."""
-    rules = ["one: " + " | ".join(f"one_{i}" for i in range(len(functions)))]
+    """Rules: `one` is a call of one of them.
+
+    Its terminals are those that a schema has for the same text: a longer one would go on where theirs end, and what
+    begins like a call could be nothing else.
+    """
+    names = " | ".join(f"one_{i}" for i in range(len(functions)))
+    rules = [f'one: {_terminals("{", json.dumps("name"), KEY)} ({names}) "}}"']
     for i, each in enumerate(functions):
-        begin = f'{{"name": "{each.name}", "{arguments}": '
         try:
             schema = json.dumps(spaced(exact(each.parameters), lenient=not each.strict))
         except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"tools: the parameters of {each.name}: {error}", "tools") from None
-        rules += [f'one_{i}: {json.dumps(begin)} json_{i} "}}"', f"json_{i}: %json {schema}"]
+        begin = _terminals(json.dumps(each.name), ITEM, json.dumps(arguments), KEY)
+        rules += [f"one_{i}: {begin} json_{i}", f"json_{i}: %json {schema}"]
     return rules
+
+
+def _terminals(*texts: str) -> str:
+    return " ".join(map(json.dumps, texts))
 
 
 def spaced(schema: Any, lenient: bool = False) -> Any:
