@@ -160,6 +160,8 @@ STRICT_TOOL: Any = {"type": "function", "function": {"name": "f", "strict": True
         ({"tools": [FREE_TOOL], "tool_choice": "none"}, False),
         ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"}}, False),
         ({"tools": [{"type": "function", "name": "f", "strict": False}], "text": {"verbosity": "low"}}, False),
+        ({"functions": [{"name": "f"}]}, False),
+        ({"functions": [{"name": "f", "strict": True}]}, True),
         ({"response_format": {"type": "text"}, "output_config": {"effort": "low"}}, False),
         ({"text": {"format": {"type": "text"}}, "tools": 5}, False),
         ({"tools": [FREE_TOOL], "tool_choice": "required"}, True),

@@ -52,11 +52,16 @@ def may_be_held(body: Mapping[str, Any]) -> bool:
     seconds if it is malicious. Tools that are called freely need none."""
     within = [_of(body.get(name), "format") for name in ("text", "output_config")]
     formats = [each for each in (body.get("response_format"), *within) if _of(each, "type") != "text"]
-    choice, tools = body.get("tool_choice", body.get("function_call", "auto")), body.get("tools", body.get("functions"))
+    choice = body.get("tool_choice", body.get("function_call", "auto"))
     kind = _of(choice, "type") if isinstance(choice, dict) else choice
-    few = tools[:MOST] if isinstance(tools, list) else ()  # more are refused, and the thread of all connections waits
-    free = kind in ("auto", "none") and not any(map(_may_be_strict, few))
+    older = [{"function": each} for each in _few(body.get("functions"))]
+    free = kind in ("auto", "none") and not any(map(_may_be_strict, [*_few(body.get("tools")), *older]))
     return not free or any(each is not None for each in (*formats, *map(body.get, KINDS)))
+
+
+def _few(given: Any) -> list[Any]:
+    """As many tools as may be given: more are refused, and the thread of all connections waits."""
+    return given[:MOST] if isinstance(given, list) else []
 
 
 def _may_be_strict(tool: Any) -> bool:
