@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bitnet.data import tokenizer
 from bitnet.data.infilling import LEAST, Infilling
-from bitnet_runtime import Model, UnsupportedModelError
+from bitnet_runtime import InvalidParameterError, Model, UnsupportedModelError
 from bitnet_runtime.tokenizer.infilling import NAMES, Gap, around
 from runtime_models import byte_tokenizer, scripted_model, small_model
 from training import TINY, bitnet, bits, killed_before, losses
@@ -167,4 +167,9 @@ def test_a_long_text_is_cut_to_the_context(tmp_path: Path) -> None:
         gap = prompt.index(words.token_to_id(tokenizer.FIM[1]))
         assert len(prompt) == model.n_ctx - 8 and bytes([prompt[gap - 1], prompt[gap + 1]]) == b"yz"
         assert model.infill("x" * 1000, "y" * 1000, **given).usage.prompt_tokens == model.n_ctx - 8
-        assert len(model.infill_prompt("x" * 1000, "y" * 1000)) == model.n_ctx * 3 // 4
+        for most in (None, -1):  # as elsewhere
+            assert len(model.infill_prompt("x" * 1000, "y" * 1000, most)) == model.n_ctx * 3 // 4
+        wrongs: list[Any] = [-2, "8"]
+        for wrong in wrongs:
+            with pytest.raises(InvalidParameterError, match=r"^max_tokens is "):
+                model.infill_prompt("x", "y", wrong)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime.abilities import require_image_token
 from bitnet_runtime.chat.tools import Tool, Tools
+from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.images.prompts import images_of, placed, without_images
@@ -68,10 +69,10 @@ class ModelText(ModelImages):
     def infill_prompt(self, before: str, behind: str, max_tokens: int | None = None) -> list[int]:
         """The tokens of a prompt to which the answer is what belongs between two texts: what `infill` uses.
 
-        Where the context has no room for both and max_tokens more (None: a quarter of it), what is farthest from the
-        gap is left out. Raises UnsupportedModelError: the model has no tokens to ask for it.
+        Where the context has no room for both and max_tokens more (None or -1: a quarter of it), what is farthest from
+        the gap is left out. Raises UnsupportedModelError: the model has no tokens to ask for it.
         """
-        return prompt_around(self, before, behind, max_tokens)[0]
+        return prompt_around(self, before, behind, Sampling(max_tokens=max_tokens).max_tokens)[0]
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
         """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start
