@@ -165,6 +165,14 @@ def test_a_type_of_typing_without_arguments_is_the_class_it_stands_for() -> None
         described(refused)
 
 
+def test_an_annotation_that_is_no_type() -> None:
+    def refused(a: typing.Any) -> None: ...
+
+    refused.__annotations__["a"] = [int]
+    with pytest.raises(InvalidParameterError, match=r"the tool parameter refused\.a is of type \[<class 'int'>\]"):
+        described(refused)
+
+
 def test_a_conversation_with_a_function(tmp_path: Path) -> None:
     path = calling_model(
         tmp_path / "m", 'Let me see.\n<tool_call>\n{"name": "forecast", "arguments": {"town": "Köln"}}\n</tool_call>'

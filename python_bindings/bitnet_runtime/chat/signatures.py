@@ -10,7 +10,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError
@@ -116,7 +116,7 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin and not arguments:  # typing.List is list
         return _schema(origin, where)
-    if origin is None and hint in _PLAIN:
+    if origin is None and isinstance(hint, Hashable) and hint in _PLAIN:
         return _PLAIN[hint]
     if origin is typing.Annotated:
         about = [{"description": each} for each in arguments[1:] if isinstance(each, str)]
