@@ -141,4 +141,5 @@ def test_a_target_may_name_the_server(serving: Serving) -> None:
     for target in ("http://localhost/health", "http://localhost:80/health?x=1", "http://localhost"):
         assert request(serving, "GET", target)[0] == 200
     assert request(serving, "GET", "http://localhost/nothing")[0] == 404
-    assert request(serving, "GET", "/http://localhost/health")[0] == 404
+    for target in ("/http://localhost/health", "/healthhttp://localhost"):
+        assert request(serving, "GET", target)[0] == 404

@@ -14,7 +14,7 @@ from bitnet_runtime.errors import shown
 from bitnet_serve.endpoints.sending import send_all
 from bitnet_serve.errors import ApiError
 
-_WHOLE = re.compile(r"https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
+_WHOLE = re.compile(r"^https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
 HEALTH = frozenset({"/health", "/v1/health"})
 """Open under any name: probes ask by the address of a machine, or by a name of their own."""
 EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms")
@@ -41,7 +41,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        scope["path"] = _WHOLE.sub("", scope["path"], 1).rstrip("/") or "/"  # behind TLS a redirect would name http
+        scope["path"] = _WHOLE.sub("", scope["path"]).rstrip("/") or "/"  # behind TLS a redirect would name http
         headers, cors = dict(scope["headers"]), []
         origin = headers.get(b"origin", b"").decode("latin-1")
         try:
