@@ -314,6 +314,8 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         assert len(model.generate([1, 2], max_tokens=3).tokens) == 3
         with pytest.raises(TokenizerError, match="has no tokenizer; give token ids"):
             model.generate("x")
+        with pytest.raises(TokenizerError, match="has no tokenizer, so no stop texts; give stop_token_ids"):
+            model.generate([1, 2], stop="x")
 
 
 def test_a_tokenizer_that_does_not_fit_the_model(tmp_path: Path) -> None:

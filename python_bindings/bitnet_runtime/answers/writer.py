@@ -17,7 +17,7 @@ from bitnet_runtime.answers.result import Piece, Result
 from bitnet_runtime.answers.transcript import Transcript
 from bitnet_runtime.answers.witness import Witness
 from bitnet_runtime.defaults import Sampling, truth
-from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.errors import InvalidParameterError, TokenizerError
 from bitnet_runtime.facts import ModelFacts, detokenizer_of
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.images import vision
@@ -74,6 +74,8 @@ class Writer:
         ends = ends_of(options, model.end_tokens, model.vocab_size)
         self._chooser = Chooser(model, options, ends, prompt, guide)
         detokenizer = detokenizer_of(model, [token for token in prompt if token != NO_TOKEN])
+        if options.stop and detokenizer is None:
+            raise TokenizerError(f"{model.path.name} has no tokenizer, so no stop texts; give stop_token_ids")
         self.owned = session is None  # the session ends with the answer
         self.session = session or Session._new(model, needed, adapter=adapter, draft=self._chooser.most > 0)
         self._model, self._prompt, self._pixels = model, prompt, pixels
