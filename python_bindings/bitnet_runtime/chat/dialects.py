@@ -20,7 +20,7 @@ from bitnet_runtime.structured.schemas import exact
 Message = Mapping[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-TOGETHER = 16  # calls of one answer, where a grammar holds it
+TOGETHER = 16  # calls of one answer, or lists of them and calls in each, where only calls may come
 ITEM, KEY = ", ", ": "  # separators, as json.dumps writes
 SPACES = {"whitespace_flexible": False, "item_separator": ITEM, "key_separator": KEY}
 _TAGS = re.compile(r'<tool_call>(?:\\n|\s)*(\[)?(?:\\n|\s)*\{\s*\\?"name\\?"')
