@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,7 +14,7 @@ from unittest.mock import AsyncMock
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bitnet_runtime import __version__
+from bitnet_runtime import Model, __version__
 from bitnet_serve.application import Options
 from bitnet_serve.guard import Guard
 from bitnet_serve.server import Serving
@@ -134,3 +136,13 @@ def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
         Serving({}, Options(unix=path))
     with pytest.raises(ValueError, match="No such file or directory; name a short path"):
         Serving({}, Options(unix=tmp_path / "none" / "socket"))
+
+
+def test_a_server_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    def load(look: bool, without: Collection[str]) -> Model:
+        raise FileNotFoundError("no model")
+
+    with pytest.raises(FileNotFoundError, match="no model"):
+        Serving({"none": load}, Options(unix=tmp_path / "socket"))
+    assert not (tmp_path / "socket").exists()
+    assert "scheduler of none" not in [thread.name for thread in threading.enumerate()]

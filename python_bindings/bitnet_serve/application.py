@@ -76,10 +76,10 @@ class Application:
             return lambda model: Sessions(model, memory, folder.of(name) if folder else None)
 
         for name, load in models.items():
-            scheduler = Scheduler(options.parallel, options.queue, name)
             with load(True, ()) as model:
                 if model.has_text:
                     rooms.append(room_for(name, model, options.max_cache))
+                scheduler = Scheduler(options.parallel, options.queue, name)
                 self.models[name] = Served(name, model, load, scheduler, sessions(name))
         free = min(rooms, default=0)
         memory = Memory(min(free, options.max_cache) if options.max_cache else free, 0.25 * options.reuse)

@@ -131,7 +131,7 @@ class Serving:
         try:
             self._app = Application(models, options)
         except BaseException:
-            self._socket.close()
+            self._leave()
             raise
         self.models = self._app.models
         config = uvicorn.Config(
@@ -148,9 +148,13 @@ class Serving:
             self._server.run([self._socket])
         finally:
             self._app.close()
-            if self._options.unix:
-                self._options.unix.unlink(missing_ok=True)
+            self._leave()
         return self._server.interrupted
+
+    def _leave(self) -> None:
+        self._socket.close()
+        if self._options.unix:
+            self._options.unix.unlink(missing_ok=True)
 
     @property
     def started(self) -> bool:
