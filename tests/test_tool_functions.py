@@ -165,6 +165,19 @@ def test_a_type_of_typing_without_arguments_is_the_class_it_stands_for() -> None
         described(refused)
 
 
+def test_an_object_that_can_be_called() -> None:
+    class Forecast:
+        """The weather."""
+
+        def __call__(self, town: str, days: int = 1) -> str:
+            return f"rain in {town} for {days} days"
+
+    for function, names in ((Forecast(), ["town", "days"]), (functools.partial(Forecast(), days=2), ["town"])):
+        name, about, shape = described(function)
+        assert (name, about, [*shape["properties"]], shape["required"]) == ("Forecast", "The weather.", names, ["town"])
+        assert shape["properties"]["town"] == {"type": "string"}
+
+
 def test_an_annotation_that_is_no_type() -> None:
     def refused(a: typing.Any) -> None: ...
 

@@ -68,8 +68,9 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _signed(function: Callable[..., Any], name: str) -> tuple[dict[str, Any], Mapping[str, inspect.Parameter]]:
     """Types and parameters by name."""
+    plain = isinstance(function, type) or inspect.isroutine(function)
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function if plain else type(function).__call__, include_extras=True)
         return hints, _typed_dict(function, hints) or inspect.signature(function).parameters
     except (NameError, TypeError, ValueError) as error:
         raise InvalidParameterError(f"the tool {name} has no signature to read: {error}", "tools") from None
