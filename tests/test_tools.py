@@ -116,6 +116,7 @@ def test_special_tokens_in_tools_are_text() -> None:
         ({"tools": [{"type": "custom", "name": "x"}]}, "expected a function, or"),
         ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "expected a function, or"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name of a tool is 'a b', expected up to 128"),
+        ({"tools": [{"function": {"name": "none"}}], "tool_choice": "none"}, "expected none of the words"),
         ({"tools": [CLOCK, CLOCK]}, "tools has 'clock' twice"),
         ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "parameters of the tool f"),
         ({"tools": [{"function": {"name": "f", "parameters": {"a": float("nan")}}}]}, "tools: .*not JSON compliant"),

@@ -145,6 +145,8 @@ def _function(tool: Tool) -> Function:
 def _named(name: Any) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise _wrong("the name of a tool", name, "up to 128 letters, digits, _, . or -")
+    if name in CHOICES:  # a choice of it would be taken for the word
+        raise _wrong("the name of a tool", name, f"none of the words of tool_choice: {', '.join(CHOICES)}")
     return name
 
 
