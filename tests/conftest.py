@@ -112,10 +112,10 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bench_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bitnet bench` measures in this process, and reads 32 MB where no cache holds 2 GB, which take seconds."""
-    from bitnet_runtime import bench, machine
+    from bitnet_runtime import bench, machine, measuring
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(returncode=0, stdout=json.dumps(bench.measure(**json.loads(command[-1]))))
+        return SimpleNamespace(returncode=0, stdout=json.dumps(measuring.measure(**json.loads(command[-1]))))
 
     monkeypatch.setattr(machine, "buffer_bytes", lambda: 32 << 20)
     monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))

@@ -9,9 +9,11 @@ from unittest import mock
 
 import pytest
 
+from bitnet.config import ModelConfig
+from bitnet_cli import main
 from bitnet_export import random_model
-from bitnet_runtime import Model, bench, machine
-from packed_files import SMALL
+from bitnet_runtime import BitnetError, Model, bench, machine, works
+from packed_files import SEEING, SMALL, TOWERS
 
 AREAS = """\
 7f0000000000-7f0000600000 r--p 00000000 fe:00 12 {file}
@@ -55,15 +57,15 @@ def test_what_is_short_is_measured_with_warm_caches(tmp_path: Path, monkeypatch:
 
     def slow_at_first(work: Callable[[], object]) -> float:
         work()
-        runs.append(bench.SPAN / (100 if runs else 2))
+        runs.append(works.SPAN / (100 if runs else 2))
         return runs[-1]
 
-    monkeypatch.setattr(bench, "_seconds", slow_at_first)
+    monkeypatch.setattr(works, "seconds", slow_at_first)
     random_model(SMALL, tmp_path / "m.bitnet", 0)
     with Model.load(tmp_path / "m.bitnet") as model, model.session() as session:
-        assert bench._prefill(session, 0, [1, 2, 3]) == runs[-1] < runs[0] and len(runs) > 50
+        assert works._prefill(session, 0, [1, 2, 3]) == runs[-1] < runs[0] and len(runs) > 50
         runs.clear()
-        assert bench._decode(session, 0, 1, 4) == (runs[-1], 0) and len(session.tokens) == 5
+        assert works._decode(session, 0, 1, 4) == (runs[-1], 0) and len(session.tokens) == 5
 
 
 def test_a_prompt_is_timed_after_a_token_that_reads_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +78,71 @@ def test_a_prompt_is_timed_after_a_token_that_reads_what_it_reads(monkeypatch: p
     def timed(work: Callable[[], object]) -> float:
         calls.append("timed")
         work()
-        return bench.SPAN
+        return works.SPAN
 
-    monkeypatch.setattr(bench, "_seconds", timed)
-    assert bench._prefill(session, 5, [1, 2, 3]) == bench.SPAN
+    monkeypatch.setattr(works, "seconds", timed)
+    assert works._prefill(session, 5, [1, 2, 3]) == works.SPAN
     assert calls == [5, [1], 5, "timed", [1, 2, 3]]
+
+
+ENCODER = SMALL.replace(mask="bidirectional")
+ONLY_IMAGES = TOWERS.vision
+WORKS = {
+    "decoder": (SMALL, {"prefill", "decode", "rows"}),
+    "decoder that sees images": (SEEING, {"prefill", "decode", "rows", "image"}),
+    "encoder with a head": (ENCODER, {"embed"}),
+    "encoder": (ENCODER.replace(has_head=False, pooling="first"), {"embed"}),
+    "towers": (TOWERS, {"embed", "image"}),
+    "images alone": (ONLY_IMAGES, {"image"}),
+}
+
+
+@pytest.mark.parametrize(("config", "expected"), WORKS.values(), ids=WORKS)
+def test_a_model_is_measured_at_what_it_does(
+    config: ModelConfig, expected: set[str], tmp_path: Path, bench_here: None
+) -> None:
+    random_model(config, tmp_path / "m.bitnet", 0)
+    found = bench.bench(tmp_path / "m.bitnet", repeat=1)
+    assert {"prefill", "decode", "rows", "embed", "image"} & {*found} == expected
+    names = [line.split()[0] for line in bench.table(found).splitlines()[1:]]
+    assert names == ["model", "limits", "load", "memory", *(work for work in bench.LINES if work in expected)]
+    for work in expected & {"prefill", "embed", "image"}:
+        assert 0 < found[work]["int8_peak_share"] < 1 and len(found[work]["runs"]) == 1
+    assert bool(found["session_mb"]) == ("decode" in expected)
+
+
+def test_texts_and_images_are_timed_alone_and_together(tmp_path: Path, bench_here: None) -> None:
+    random_model(TOWERS, tmp_path / "m.bitnet", 0)
+    found = bench.bench(tmp_path / "m.bitnet", prompt=10, repeat=2)
+    embed, image = found["embed"], found["image"]
+    with Model.load(tmp_path / "m.bitnet") as model:
+        macs = model.info.macs_per_token
+    assert (embed["n"], embed["together"]) == (10, 25)  # 256 tokens at most
+    assert embed["gmac_s"] == pytest.approx(embed["tok_s"] * macs / 1e9)
+    assert image["together"] == 102  # 512 vectors at most, 5 for each
+    assert embed["ms"] > 0 and image["ms"] > 0 and len(embed["runs"]) == len(image["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "message"),
+    [
+        (ENCODER, {"gen": 4}, "m.bitnet generates no text: leave out --gen"),
+        (ENCODER, {"depth": 4}, "m.bitnet generates no text: leave out --depth"),
+        (ENCODER, {"prompt": 33}, "--prompt 33 is more than the 32 tokens that a text can have"),
+        (ONLY_IMAGES, {"prompt": 3}, "m.bitnet takes no text: leave out --prompt"),
+        (SMALL.replace(input="embeddings", vocab_size=0, has_head=False, tie_embeddings=False), {}, "takes vectors"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    config: ModelConfig, asked: dict[str, int], message: str, tmp_path: Path, bench_here: None
+) -> None:
+    random_model(config, tmp_path / "m.bitnet", 0)
+    with pytest.raises(BitnetError, match=message):
+        bench.bench(tmp_path / "m.bitnet", **asked)
+
+
+def test_a_shape_keeps_its_context_unless_asked_for_more(bench_here: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--shape", "siglip-tiny", "--repeat", "1"]) == 0
+    assert "a text of 64 tokens" in capsys.readouterr().out
+    assert main(["bench", "--shape", "siglip-tiny", "--repeat", "1", "--prompt", "100"]) == 0
+    assert "a text of 100 tokens" in capsys.readouterr().out

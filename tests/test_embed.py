@@ -158,7 +158,7 @@ def test_no_head_no_text(embedder: Model) -> None:
             session.embed([3])  # the session holds tokens that came another way
 
 
-@pytest.mark.parametrize("verb", [["generate", "-p", "abc"], ["chat"], ["bench"]])
+@pytest.mark.parametrize("verb", [["generate", "-p", "abc"], ["chat"]])
 def test_verbs_that_need_a_head_say_so(
     verb: list[str], pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from bitnet_export.convert.verify_source import verify_source
 from bitnet_export.foreign.outgoing import value_rows
 from bitnet_export.packed import encodings, layout, records
 from bitnet_runtime import Model, ModelFormatError, available_isas
-from bitnet_runtime.bench import skipped_bytes
+from bitnet_runtime.works import skipped_bytes
 from packed_source import source_of
 
 sizes = st.integers(1, 600)

@@ -17,7 +17,8 @@ from bitnet_cli.signals import at_once
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure a packed file that generates text, or random weights of a given shape written to a temporary file."
+        "Measure a packed file, or random weights of a given shape written to a temporary file: how fast it generates, "
+        "turns texts into vectors, or sees images."
     )
     add_model(parser)
     add_adapter(parser)
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="with --shape: bits a ternary weight (default: 2.0)",
     )
     fitting = "(default: 128, or fewer that fit the context)"
-    parser.add_argument("--prompt", type=at_least(1), metavar="N", help=f"tokens of prefill {fitting}")
+    parser.add_argument("--prompt", type=at_least(1), metavar="N", help=f"tokens of a prompt, or of a text {fitting}")
     parser.add_argument("--gen", type=at_least(1), metavar="N", help=f"tokens to decode {fitting}")
     parser.add_argument(
         "--depth", type=at_least(0), default=0, metavar="N",
@@ -44,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with at_once():
-        from bitnet_runtime.bench import USUAL, bench, table
+        from bitnet_runtime.bench import bench, table
+        from bitnet_runtime.works import USUAL
 
     path = model_path(args)
     if (path is None) == (args.shape is None):
@@ -54,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if path is None and args.adapter:
         return refuse("--adapter goes with the packed file that it belongs to, and --shape has random weights")
     needed = args.depth + max(args.prompt or USUAL, (args.gen or USUAL) + 1)
+    needed = needed if args.depth or args.prompt or args.gen else 0
     with nullcontext(path) if path else _random_file(args.shape, needed, args.encoding or "2.0") as file:
         figures = bench(
             file, prompt=args.prompt, gen=args.gen, depth=args.depth, repeat=args.repeat, **load_options(args)

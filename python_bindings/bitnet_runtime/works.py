@@ -1,0 +1,247 @@
+"""What `bitnet bench` times: generating text, turning texts into vectors, and images."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from bitnet_runtime import Model
+from bitnet_runtime._native import lib
+from bitnet_runtime.abilities import require_embedding
+from bitnet_runtime.defaults import resolve
+from bitnet_runtime.embedding import MOST_TEXTS, MOST_TOKENS
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.images import vision
+from bitnet_runtime.images.info import ImageInfo
+from bitnet_runtime.sessions.sampler import Sampler
+from bitnet_runtime.sessions.session import Session
+
+USUAL = 128  # tokens of a prompt or of a text, and of what follows a prompt
+COMPUTED = lib.BN_REPEATED  # tokens of a depth that are computed; the rest are copies, see Session.repeat
+SPAN = 0.05  # seconds; what takes less is repeated, as the first time, after the limits were measured, caches are cold
+MOST_ROWS, PASSES = 8, 8  # rows in a pass, such as guesses and joint texts; passes measured for each number
+
+
+class Work(Protocol):
+    """Something that a model does."""
+
+    def run(self) -> None:
+        """Measure it once more."""
+
+    def figures(self) -> dict[str, Any]:
+        """Medians of all runs, by what it is called in the result."""
+
+
+def works_of(model: Model, prompt: int | None, gen: int | None, depth: int, added: int) -> list[Work]:
+    """What is measured of a model. added: bytes of its adapter. Raises UnsupportedModelError or InvalidParameterError:
+    it cannot be."""
+    works: list[Work] = []
+    if model.has_text:
+        require_embedding(model)
+    generates = model.has_text and model.has_head and model.mask != "bidirectional"
+    if generates:
+        works.append(Generation(model, prompt, gen, depth, added))
+    elif gen or depth:
+        raise InvalidParameterError(f"{model.path.name} generates no text: leave out {'--gen' if gen else '--depth'}")
+    elif model.has_text:
+        works.append(Texts(model, prompt))
+    elif prompt:
+        raise InvalidParameterError(f"{model.path.name} takes no text: leave out --prompt")
+    if model.image:
+        works.append(Images(model, model.image))
+    return works
+
+
+class Generation:
+    """A prompt, tokens that follow it, and passes of several rows."""
+
+    def __init__(self, model: Model, prompt: int | None, gen: int | None, depth: int, added: int) -> None:
+        self.prompt, self.gen, needed = _lengths(model, prompt, gen, depth)
+        self.model, self.depth, self.added = model, depth, added
+        self.session = model.session(n_ctx=needed, adapter=next(iter(model.adapters), None))
+        self.tokens = _tokens(model, needed)
+        if depth:
+            self.session.feed(self.tokens[: min(depth, COMPUTED)], keep_logits=False)
+        if depth > COMPUTED:
+            self.session.repeat(depth)
+        self.prefill = list[float]()  # tokens a second
+        self.decode = list[float]()  # tokens a second
+        self.skipped = list[float]()  # bytes of weights that a decoded token did not need
+        self.rows = list[list[float]]()  # seconds of a pass of 1, 2, … rows
+
+    def run(self) -> None:
+        first = self.tokens[self.depth]
+        prompt = self.tokens[self.depth : self.depth + self.prompt]
+        self.prefill.append(self.prompt / _prefill(self.session, self.depth, prompt))
+        seconds, skipped = _decode(self.session, self.depth, first, self.gen)
+        self.decode.append(self.gen / seconds)
+        self.skipped.append(skipped / self.gen)
+        self.rows.append(_rows(self.model, self.session, self.depth, first, self.gen))
+
+    def figures(self) -> dict[str, Any]:
+        info, left_out = self.model.info, statistics.median(self.skipped)
+        cache = self.model.kv_bytes(self.depth + self.gen // 2)
+        bytes_per_token = info.bytes_per_token + self.added + cache - left_out
+        decode, prefill = statistics.median(self.decode), statistics.median(self.prefill)
+        seconds = [statistics.median(times) for times in zip(*self.rows, strict=True)]
+        return {
+            "session_mb": self.session.nbytes / 1e6,
+            "decode": {
+                "n": self.gen,
+                "depth": self.depth,
+                "tok_s": decode,
+                "runs": self.decode,
+                "bytes_per_token": bytes_per_token,
+                "skipped_bytes_per_token": left_out,
+                "gb_s": decode * bytes_per_token / 1e9,
+            },
+            "prefill": {
+                "n": self.prompt,
+                "tok_s": prefill,
+                "runs": self.prefill,
+                "gmac_s": prefill * info.macs_per_token / 1e9,
+            },
+            "rows": {"ms": [1e3 * took for took in seconds], "ratio": [took / seconds[0] for took in seconds]},
+        }
+
+
+class Texts:
+    """Vectors of texts: of one, and of as many as are computed together."""
+
+    def __init__(self, model: Model, n: int | None) -> None:
+        if n and n > model.n_ctx:
+            raise InvalidParameterError(f"--prompt {n} is more than the {model.n_ctx} tokens that a text can have")
+        n = n or min(USUAL, model.n_ctx)
+        together = max(1, min(MOST_TEXTS, MOST_TOKENS // n))
+        tokens = _tokens(model, n * together)
+        self.model, self.texts = model, [tokens[i : i + n] for i in range(0, len(tokens), n)]
+        self.one, self.all = list[float](), list[float]()  # seconds
+
+    def run(self) -> None:
+        options = {"pooling": self.model.pooling or "mean", "adapter": next(iter(self.model.adapters), None)}
+        self.one.append(warm(lambda: self.model.embed(self.texts[:1], **options)))
+        self.all.append(warm(lambda: self.model.embed(self.texts, **options)))
+
+    def figures(self) -> dict[str, Any]:
+        n, together = len(self.texts[0]), len(self.texts)
+        runs = [together * n / took for took in self.all]
+        speed = statistics.median(runs)
+        gmacs = speed * self.model.info.macs_per_token / 1e9
+        own = {"n": n, "together": together, "ms": 1e3 * statistics.median(self.one)}
+        return {"embed": own | {"tok_s": speed, "runs": runs, "gmac_s": gmacs}}
+
+
+class Images:
+    """Vectors of images that are arrays already: of one, and of as many as are computed together."""
+
+    def __init__(self, model: Model, seen: ImageInfo) -> None:
+        import numpy as np
+
+        shape = (vision.at_once(seen), seen.channels, seen.image_size, seen.image_size)
+        self.pixels = np.random.default_rng(0).random(shape, np.float32)
+        self.model, self.seen, self.encode = model, seen, vision.embed if seen.pooled else vision.encode
+        self.one, self.all = list[float](), list[float]()  # seconds
+
+    def run(self) -> None:
+        self.one.append(warm(lambda: self.encode(self.model, self.pixels[:1])))
+        self.all.append(warm(lambda: self.encode(self.model, self.pixels)))
+
+    def figures(self) -> dict[str, Any]:
+        runs = [len(self.pixels) / took for took in self.all]
+        speed = statistics.median(runs)
+        own = {"together": len(self.pixels), "ms": 1e3 * statistics.median(self.one)}
+        gmacs = speed * self.seen.macs_per_image / 1e9
+        return {"image": own | {"images_s": speed, "runs": runs, "gmac_s": gmacs}}
+
+
+def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> tuple[int, int, int]:
+    """Tokens of the prompt, of what follows, and in all. Raises InvalidParameterError: there is no room for them."""
+    room = model.n_ctx - depth
+    asked = [f"--depth {depth}"] if depth else []
+    asked += [f"--{word} {n}" for word, n, more in (("prompt", prompt, 0), ("gen", gen, 1)) if n and n + more > room]
+    prompt = prompt or max(1, min(USUAL, room))
+    gen = gen or max(1, min(USUAL, room - 1))
+    needed = depth + max(prompt, gen + 1)
+    if needed > model.n_ctx:
+        raise InvalidParameterError(
+            f"{' with '.join(asked) or 'what is measured'} needs {needed} tokens, the context holds "
+            f"{model.n_ctx}; lower {'it' if len(asked) == 1 else 'them'}"
+        )
+    return prompt, gen, needed
+
+
+def _tokens(model: Model, n: int) -> list[int]:
+    draw = random.Random(0)
+    return [draw.randrange(model.vocab_size) for _ in range(n)]
+
+
+def skipped_bytes(session: Session) -> int:
+    """Bytes of weights that the tokens computed here did not need, because all of them are multiplied by 0;
+    of models whose FFN is stored by lines (`bitnet export --sparse`)."""
+    return session._ask(lib.bn_session_skipped)
+
+
+def _prefill(session: Session, depth: int, prompt: Sequence[int]) -> float:
+    """Seconds of a prompt. What else was measured has emptied the caches: a token reads all that a prompt does."""
+    session.rewind(depth)
+    session.feed(prompt[:1])
+    return warm(lambda: session.feed(prompt), lambda: session.rewind(depth))
+
+
+def _decode(session: Session, depth: int, first: int, n: int) -> tuple[float, float]:
+    """Seconds of `n` tokens, and the bytes of weights that they did not need."""
+    took: list[float] = []
+    skipped: list[float] = []
+
+    def generate() -> None:
+        for _ in range(n):
+            session.step(session.sample(temperature=0))
+
+    while sum(took) < SPAN:
+        session.rewind(depth)
+        session.feed([first])
+        before = skipped_bytes(session)
+        took.append(seconds(generate))
+        skipped.append(skipped_bytes(session) - before)
+    return statistics.median(took), statistics.median(skipped)
+
+
+def _rows(model: Model, session: Session, depth: int, first: int, gen: int) -> list[float]:
+    """Seconds of a pass that computes 1, 2, … rows of a text and chooses a token behind each."""
+    greedy = Sampler(resolve({"temperature": 0}), model.vocab_size)
+
+    def begin() -> None:
+        session.rewind(depth)
+        session.feed([first])
+
+    begin()
+    known = [session.advance(greedy)[0] for _ in range(gen)]
+    times: list[float] = []
+    for n in range(1, min(MOST_ROWS, gen) + 1):
+        begin()
+        took = []
+        for at in range(0, min(PASSES * n, gen - n + 1), n):
+            start = time.perf_counter()
+            if len(session.advance(greedy, known[at : at + n])) < n:  # a large vocabulary has no room for more
+                return times
+            took.append(time.perf_counter() - start)
+        times.append(statistics.median(took))
+    return times
+
+
+def warm(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Seconds of some work, repeated until SPAN has passed. before: what comes before each time, and does not count."""
+    took: list[float] = []
+    while sum(took) < SPAN:
+        before()
+        took.append(seconds(work))
+    return statistics.median(took)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
