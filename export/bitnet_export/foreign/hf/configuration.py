@@ -6,6 +6,7 @@ A family (`families.py`) lists the functions here for the fields that are specif
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,12 @@ from .rope import gemma_rope, rope
 Values = dict[str, Any]  # fields of a ModelConfig
 Part = Callable[[Fields], Values]
 
+SIZES = {
+    "vocab_size": "vocab_size", "dim": "hidden_size", "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+    "ffn_dim": "intermediate_size", "max_context": "max_position_embeddings", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
+"""Names in config.json of the fields that every family has."""
 QUICK = "quick_gelu"  # x · sigmoid(1.702 · x): SiLU, with 1.702 in the matrices before and after it (`places.py`)
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu2": "relu2", "relu": "relu", "gelu": "gelu_erf", "gelu_python": "gelu_erf",
@@ -40,7 +47,8 @@ def model_config(config: Fields, fixed: Values, parts: tuple[Part, ...]) -> Mode
     try:
         return ModelConfig.from_dict(values)
     except ValueError as error:
-        raise SourceError(f"{config.what}: {error}") from None
+        theirs = re.sub(r"\w+", lambda word: config.name(SIZES.get(word[0], word[0])), str(error))
+        raise SourceError(f"{config.what}: {theirs}") from None
 
 
 def sizes(config: Fields) -> Values:
