@@ -1,4 +1,4 @@
-"""Texts that verbs read from a file or a pipe."""
+"""Texts that verbs read from a file or a pipe, and vectors that they print."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST = 256 << 20
 """Most bytes of a text: a device that never ends would fill the memory."""
@@ -48,3 +53,8 @@ def typed(word: str) -> str:
 def lines_of(text: str) -> list[str]:
     """Lines without their ends. Not splitlines, which also splits at characters that a text may contain."""
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def plain(rows: NDArray[np.float32]) -> list[list[float]]:
+    """Rows of numbers for JSON, as short as tells each float32 from its neighbours."""
+    return [[float(f"{x:.9g}") for x in row] for row in rows]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_images, add_model, model_path, note, opened
-from bitnet_cli.texts import lines_of, read_text, typed
+from bitnet_cli.texts import lines_of, plain, read_text, typed
 from bitnet_runtime.shape import POOLING
 from bitnet_runtime.terminal import escape
 
@@ -49,12 +49,15 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter and not texts:
         return refuse("--adapter changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT")
     with opened(args, path) as model:
+        import numpy as np
+
+        from bitnet_runtime.model_images import cosines
+
         note(args, escape(str(model)))
         parts = [model.embed_images(images)] if images else []
         parts += [model.embed(texts, pooling=args.pooling, adapter=adapter_of(model))] if texts else []
-    vectors = [row for part in parts for row in part]
-    shown = [[float(a @ b) for b in vectors] for a in vectors] if args.similarity else vectors
-    rows = [[float(f"{x:.9g}") for x in row] for row in shown]
+    vectors = np.concatenate(parts)
+    rows = plain(cosines(vectors, vectors) if args.similarity else vectors)
     if args.json:
         key = "similarity" if args.similarity else "vectors"
         given = {"images": images, "texts": texts} if images else {"texts": texts}

@@ -6,17 +6,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_model, note, opened
-from bitnet_cli.texts import lines_of, read_text, typed
+from bitnet_cli.texts import lines_of, plain, read_text, typed
 from bitnet_runtime.abilities import require_similarity
 from bitnet_runtime.terminal import escape
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 KINDS = {
     "sigmoid": "[of each text by itself: the model judges pairs (sigmoid)]",
@@ -57,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         scores = model.similarity(images, texts, adapter=adapter_of(model))
         kind, rows = "sigmoid" if is_of_pairs(seen) else "softmax", likely(scores, seen)
     if args.json:
-        values = {"scores": _plain(scores), "probabilities": _plain(rows), "kind": kind}
+        values = {"scores": plain(scores), "probabilities": plain(rows), "kind": kind}
         print(json.dumps({"images": images, "texts": texts} | values, ensure_ascii=sys.stdout.isatty()))
         return 0
     for name, row in zip(images, rows, strict=True):
@@ -66,7 +61,3 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {100 * share:6.2f} %  {escape(text)}")
     note(args, KINDS[kind])
     return 0
-
-
-def _plain(rows: NDArray[np.float32]) -> list[list[float]]:
-    return [[float(f"{x:.9g}") for x in row] for row in rows]
