@@ -7,6 +7,7 @@
 
 #include "forward.h"
 #include "session/batch.h"
+#include "session/choose.h"
 #include "session/guess.h"
 #include "session/session.h"
 #include "session/turn.h"
@@ -72,7 +73,7 @@ static void test_different_wants(void) {
     static float expected[ALL * VOCAB], logits[ALL * VOCAB];
     float vector[DIM], embedded[DIM];
     bn_session *alone[N], *s[N];
-    int32_t token, other;
+    int32_t token, other, ready;
     for (int i = 0; i < N; i++) {
         alone[i] = new_session(NULL);
         s[i] = new_session(NULL);
@@ -94,12 +95,18 @@ static void test_different_wants(void) {
         bn_batch_add(&b, s[3], prompt[3 + i], BN_WANT_LOGITS)->out = logits + (ALL - 1 - i) * VOCAB;
     ok(bn_batch_run(&b));
     bn_batch_take(&b, 0);
+    bn_prediction of = bn_prediction_of(s[0]);
+    of.logits = bn_batch_scores(&b, 0, &ready);
+    of.ready = &ready;
+    CHECK_EQ(ready, BN_READY_ESTIMATES);
+    ok(bn_choose(&of, b.w, NULL, &token, NULL));
     bn_batch_end(&b);
     s[1]->pooled = s[1]->position;
 
-    CHECK_EQ(s[0]->ready, BN_READY_ESTIMATES);
-    ok(bn_session_sample(s[0], NULL, &token));
+    CHECK_EQ(s[0]->ready, BN_READY_HIDDEN);
     ok(bn_session_sample(alone[0], NULL, &other));
+    CHECK_EQ(token, other);
+    ok(bn_session_sample(s[0], NULL, &token));
     CHECK_EQ(token, other);
     ok(bn_session_embed(s[1], prompt + TEXT, 1, BN_POOL_MEAN, vector));
     same(vector, embedded, DIM);

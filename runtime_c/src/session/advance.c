@@ -4,6 +4,8 @@
  */
 #include "advance.h"
 
+#include <string.h>
+
 #include "backlog.h"
 #include "choose.h"
 #include "guess.h"
@@ -182,11 +184,24 @@ static void add_rows(pass *p) {
 
 /* --- results of the pass --- */
 
-static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *token) {
-    bn_session *s = i->entry->session;
-    const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, s->stack->config.vocab_size);
-    const bn_prediction of = bn_prediction_of(s);
-    return bn_choose(&of, w, &sampler, token, NULL);
+/* The prediction after a row with scores, which are in the workspace. ready: receives what they
+ * are. */
+static bn_prediction after_row(const pass *p, const item *i, size_t at, int32_t *ready) {
+    bn_prediction of = bn_prediction_of(i->entry->session);
+    of.logits = bn_batch_scores(p->b, i->row + at, ready);
+    of.ready = ready;
+    return of;
+}
+
+static void keep_scores(bn_session *s, const bn_prediction *of) {
+    memcpy(s->logits, of->logits, s->stack->config.vocab_size * sizeof *s->logits);
+    s->ready = *of->ready;
+}
+
+static bn_status choose(const item *i, const bn_prediction *of, bn_workspace *w, size_t at,
+                        int32_t *token) {
+    const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, of->stack->config.vocab_size);
+    return bn_choose(of, w, &sampler, token, NULL);
 }
 
 /* Keep the rows of a text up to the first guess that differs from the chosen token, or after which
@@ -199,14 +214,18 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
     for (int32_t at = 0; at <= i->n; at++) {
         s->position = start + at + 1;
         bn_batch_take(p->b, i->row + (size_t)at);
+        int32_t token, ready;
+        const bn_prediction of = after_row(p, i, (size_t)at, &ready);
+        if (p->step) /* the next step may continue from here, and to choose uses estimates up */
+            keep_scores(s, &of);
         if (p->step && at == i->n)
             return;
-        int32_t token;
-        entry->status = choose(i, w, (size_t)at, &token);
+        entry->status = choose(i, &of, w, (size_t)at, &token);
+        if (ready == BN_READY_LOGITS && s->ready != BN_READY_LOGITS)
+            keep_scores(s, &of);
         const int right = !entry->status && at < i->n && token == i->guesses[at];
-        if (p->step && !right) { /* the next step continues from here */
+        if (p->step && !right) {
             entry->status = BN_OK;
-            bn_batch_take(p->b, i->row + (size_t)at);
             return;
         }
         if (entry->status && at > 0) {
@@ -223,9 +242,10 @@ static void verify(const pass *p, const item *i, bn_workspace *w) {
 /* Finish a piece of a prompt, which has no guesses. */
 static void end_piece(pass *p, item *i) {
     bn_entry *entry = i->entry;
+    const bn_prediction of = bn_prediction_of(entry->session);
     bn_backlog_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
     if (entry->most > 0)
-        entry->status = choose(i, p->b->w, 0, entry->chosen);
+        entry->status = choose(i, &of, p->b->w, 0, entry->chosen);
     entry->n_chosen = entry->most > 0 && !entry->status;
 }
 

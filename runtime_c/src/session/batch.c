@@ -127,12 +127,14 @@ static bn_status give_scores(const bn_batch *b) {
 }
 
 void bn_batch_take(const bn_batch *b, size_t row) {
-    const size_t V = b->stack->config.vocab_size;
     bn_session *s = b->w->rows[row].session;
     keep_hidden(b, row);
     bn_backlog_add(s, b->w->rows[row].position, s->hidden);
-    memcpy(s->logits, b->w->scores + row * V, V * sizeof *s->logits);
-    s->ready = bn_head_screens(b->stack) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
+}
+
+float *bn_batch_scores(const bn_batch *b, size_t row, int32_t *ready) {
+    *ready = bn_head_screens(b->stack) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
+    return b->w->scores + row * b->stack->config.vocab_size;
 }
 
 /* --- running the rows --- */

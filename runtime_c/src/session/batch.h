@@ -31,8 +31,11 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want);
  * BN_ERR_NUMERIC, among others: no session then holds any of the rows. */
 bn_status bn_batch_run(bn_batch *b);
 
-/* Make a row with scores the last row of its session, which takes its state and scores. */
+/* Make a row with scores the last row of its session, which takes its state. */
 void bn_batch_take(const bn_batch *b, size_t row);
+
+/* The scores of a row, [V] in the workspace. ready: BN_READY_ESTIMATES or BN_READY_LOGITS. */
+float *bn_batch_scores(const bn_batch *b, size_t row, int32_t *ready);
 
 /* Append a text in blocks, one turn each, so that nobody waits for a whole prompt; in a single turn
  * if tokens see later ones. `each` is wanted of all tokens but the last, `last` of the last;
