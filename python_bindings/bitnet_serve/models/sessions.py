@@ -220,7 +220,8 @@ class Sessions:
 
     @property
     def _kept(self) -> list[Kept]:
-        return [kept for kept in self._memory.kept if kept.model is self._model]
+        with self._memory.lock:  # one that is used moves to the end, and would be missed
+            return [kept for kept in self._memory.kept if kept.model is self._model]
 
     def _fresh(self, room: int, adapter: str | None) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
