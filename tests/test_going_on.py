@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,10 +15,12 @@ import pytest
 import torch
 
 from bitnet.process import ECHO, Interruption
-from bitnet.train import checkpoint, loop
+from bitnet.settings import Settings
+from bitnet.train import checkpoint, horizon, loop, schedule
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import work_of
 from bitnet.train.run import Run
+from bitnet.train.state import State, beginning
 from training import TINY, bitnet, bits, edited, killed_before, losses
 
 torch.set_num_threads(1)
@@ -179,3 +182,19 @@ def test_a_vocabulary_that_the_text_does_not_fill(sentences: str, tmp_path: Path
     argv = ("--set", "vocab_size=9000", "--steps", "1", "--data", sentences, "--out", tmp_path / "run")
     assert bitnet("train", *TINY[:-2], *argv) == 0
     assert "for a vocabulary of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("first", "then"), [({"minutes": 1.0}, {"steps": 400}), ({"steps": 40}, {"minutes": 10.0})])
+def test_a_budget_of_another_kind_begins_no_second_warm_up(first: dict[str, Any], then: dict[str, Any]) -> None:
+    """At 1.5 seconds a step either first budget is 40 steps, of which 20 were made, and either second one is 400."""
+    each = 128
+    settings = Settings(**first, warmup=0.1, quantize_warmup=0.8)
+    state = beginning(settings.to_dict(), {"vocab_size": 1, "max_context": each}, 100)
+    horizon.begin(settings, state, each, None)
+    state |= {"step": 20, "tokens": 20 * each, "seconds": 30.0, "quantized": 0.6}
+    before: State = {**state, "resumed": {**state["resumed"]}}
+    longer = dataclasses.replace(settings, **({"steps": 1000, "minutes": 0.0} | then))
+    place = horizon.begin(longer, state, each, before)[0].place(state)
+    assert schedule.learning_rate(longer, place) == longer.lr
+    assert place.begun == pytest.approx(0.5, abs=0.02)
+    assert schedule.quantization(longer, place) == pytest.approx(0.5 / 0.8, abs=0.03)

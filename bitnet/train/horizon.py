@@ -66,6 +66,7 @@ def begin(settings: Settings, state: State, each: int, before: State | None) -> 
     """The horizon of a run, recorded in `state`, and a note for the user. before: the state it resumes from."""
     notes: list[str] = []
     found = Horizon.of(settings, state, each)
+    _plan_in_unit_of(found, state)
     if before and _end(settings, before) != _end(Settings.from_dict(before["settings"]), before):
         state["resumed"] = {"tokens": state["tokens"], "seconds": state["seconds"], "fall": state["fall"]}
         if state["fall"] == 1:
@@ -90,6 +91,15 @@ def begin(settings: Settings, state: State, each: int, before: State | None) -> 
         notes.append(told)
     state["planned"] = state["planned"] or {"tokens": found.tokens, "seconds": found.seconds}
     return found, "; ".join(notes)
+
+
+def _plan_in_unit_of(found: Horizon, state: State) -> None:
+    """The planned length in the unit of a budget that replaces one in the other, at the speed so far: otherwise the
+    warm-up would begin again."""
+    unit, other = ("seconds", "tokens") if found.seconds else ("tokens", "seconds")
+    planned, made = state["planned"], {"tokens": state["tokens"], "seconds": state["seconds"]}
+    if planned.get(other) and not planned.get(unit) and made[other]:
+        state["planned"] = {**planned, unit: planned[other] * made[unit] / made[other]}
 
 
 def _never_risen(settings: Settings, tokens: int) -> str:
