@@ -77,7 +77,11 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("until = 0.6", "until = 1.5", r"until is 1\.5, expected rising shares of the run below 1, or"),
         ("until = 0.6", "until = true", "until of stage 1 is True, expected a number"),
         ("until = 0.6", "until = nan", "until is nan, expected rising shares"),
-        ('["animals"]', '"animals"', r"data of sources\.animals is 'animals', expected a list"),
+        (
+            '["animals"]',
+            '"animals"',
+            r"data of sources\.animals is 'animals', expected a list, such as \[\"animals\"\]",
+        ),
         ("animals = 3", "animals = 1e308", "the weight of animals in stage 1 is 1e.308, expected a number from 0 to"),
         ("animals = 3", "animals = -1", "the weight of animals in stage 1 is -1"),
         ("animals = 3", "animal = 3", "weights of stage 1 have 'animal', expected names of sources: animals, numbers"),

@@ -83,6 +83,8 @@ class Mixture:
         sources, stages = {}, []
         for name, said in found["sources"].items():
             what = f"sources.{name}"
+            if isinstance(said, dict) and isinstance(alone := said.get("data"), str):
+                raise DataError(f'data of {what} is {alone!r:.80}, expected a list, such as ["{alone:.80}"]')
             _check_names(said, what, {"data": list}, {"column": str})
             if not said["data"] or not all(isinstance(each, str) and each for each in said["data"]):
                 raise DataError(f"data of {what} is {said['data']!r:.80}, expected a list of files, folders or globs")
