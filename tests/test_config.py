@@ -223,3 +223,14 @@ def test_a_file_of_options_may_be_a_pipe() -> None:
     given = Given(options={}, config=f"/dev/fd/{read}")
     assert options_of(given) == ({"lr": 0.004}, {"dim": 64}) == options_of(given)
     os.close(read)
+
+
+def test_an_error_of_the_model_names_the_file_that_describes_it(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[model]\ndim = "wide"\n')
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: dim is 'wide', expected an integer"):
+        resolve(Given(options={}, config=str(file)))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))} and --set: dim is -1, expected an integer from 1"):
+        resolve(Given(options={}, config=str(file), model=["dim=-1"]))
+    with pytest.raises(ValueError, match=r"^dim is -1, expected an integer from 1"):
+        resolve(Given(options={}, model=["dim=-1"]))

@@ -205,6 +205,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
     talks = [{"messages": [{"role": role, "content": f"{role} {i}"} for role in roles]} for i in range(8)]
     (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
     cases = {
+        ("--lora", "0"): "--lora is 0, expected the rank of adapters; leave it out to train the whole model",
         ("--lora-linears", "q"): "without an adapter; add --lora RANK",
         ("--lora", "4", "--optimizer", "muon"): "--optimizer muon does not go with --lora",
         ("--lora", "4", "--embedding-lr", "0.01"): "--embedding-lr does not go with --lora, which trains only adapters",

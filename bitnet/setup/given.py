@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,12 +56,23 @@ def run_folder(given: Given) -> Path:
     return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
 
 
+@contextlib.contextmanager
+def naming_file(given: Given) -> Iterator[None]:
+    """A context in which errors of the model name the file that describes it."""
+    try:
+        yield
+    except ValueError as error:
+        if not given.file.get("model"):
+            raise
+        raise ValueError(f"{given.config}{' and --set' * bool(given.model)}: {error}") from None
+
+
 def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
     file = given.file
     flags = {name: value for name, value in given.options.items() if value is not None}
     Settings.check_names(flags)
-    _check_budget(flags)
+    _check_zeros(flags)
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = over(over({}, in_file), flags)
     for name in SOURCES:
@@ -90,11 +102,14 @@ def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     return train, _nested(flat | _known(dict(_assignment(text) for text in given.model)))
 
 
-def _check_budget(flags: Mapping[str, Any]) -> None:
-    """Raises ValueError: the one budget that is given is 0, and the run would have the length of another one."""
+def _check_zeros(flags: Mapping[str, Any]) -> None:
+    """Raises ValueError: the one budget that is given is 0, and the run would have the length of another one; or the
+    rank of adapters is, and the whole model would be trained."""
     given = [name for name in ALTERNATIVES[0] if name in flags]
     if given and "steps" not in given and not any(flags[name] for name in given):
         raise ValueError(f"{flag_of(given[0])} is 0, expected more; leave it out, or give --steps N")
+    if flags.get("lora") == 0:
+        raise ValueError("--lora is 0, expected the rank of adapters; leave it out to train the whole model")
 
 
 def kept_path(name: str, path: str) -> str:

@@ -19,7 +19,7 @@ from bitnet.config import TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS, SOURCES, TEXT, Settings, flag_of
 from bitnet.setup import adapters
-from bitnet.setup.given import PATHS, VISION, Given, kept_path, options_of, over
+from bitnet.setup.given import PATHS, VISION, Given, kept_path, naming_file, options_of, over
 from bitnet.train.state import State
 from bitnet_runtime.errors import did_you_mean
 
@@ -65,20 +65,23 @@ def resolve(
         if train.get("lora"):
             settings = _checked(Settings.from_dict(over(base[0], train)))
             return settings, adapters.added(base[1], overrides, settings)
-        return _together(*base, train, overrides, tower)
-    preset = train.get("preset", "tiny")
-    if preset not in PRESETS:
-        raise ValueError(
-            f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, PRESETS)
-        )
-    return _together(PRESET_SETTINGS.get(preset, {}), PRESETS[preset], train, overrides, tower)
+    else:
+        preset = train.get("preset", "tiny")
+        if preset not in PRESETS:
+            raise ValueError(
+                f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, PRESETS)
+            )
+        base = PRESET_SETTINGS.get(preset, {}), PRESETS[preset]
+    settings, stack = _together(*base, train, overrides, tower)
+    with naming_file(given):
+        return settings, with_sight(base[1], overrides, settings, stack)
 
 
 def _together(
     defaults: dict[str, Any], base: ModelConfig, train: dict[str, Any], overrides: dict[str, Any], tower: Start | None
-) -> tuple[Settings, ModelConfig]:
-    """A full-precision vision stack becomes ternary if the rest is, and gradually even if the rest already is. A frozen
-    one stays as it is, without dropout."""
+) -> tuple[Settings, dict[str, Any] | None]:
+    """The settings, and the options of the vision stack that --vision names. A full-precision one becomes ternary if
+    the rest is, and gradually even if the rest already is. A frozen one stays as it is, without dropout."""
     becomes = tower and tower.sees_in_floats and overrides.get("ternary", base.ternary)
     becomes = becomes and not train.get("freeze_vision")
     if becomes and not defaults.get("quantize_warmup", Settings().quantize_warmup):
@@ -88,7 +91,7 @@ def _together(
     if settings.freeze_vision:
         changes["dropout"] = 0.0
     stack = _stack_of(tower, settings) | changes if tower else None
-    return settings, with_sight(base, overrides, settings, stack)
+    return settings, stack
 
 
 def with_sight(
