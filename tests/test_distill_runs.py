@@ -165,6 +165,7 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
         (["--distill-layer", "1"], "--distill-layer has no effect without --distill-relations; add that, or leave"),
         (["--distill-temperature", "2"], "--distill-temperature has no effect without --distill; add that, or leave"),
         (["--tasks-every", "9"], "--tasks-every has no effect without --tasks; add that, or leave it out"),
+        (["--schedule", "cosine", "--warmdown", "0.2"], "--warmdown has no effect with --schedule cosine, which falls"),
         (["--beta", "0.5"], "--beta has no effect without --preference; add that, or leave it out"),
         (
             ["--teacher", str(source[0])],

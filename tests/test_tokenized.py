@@ -82,6 +82,12 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text), "--tokenizer", "byte"]) == 0
     assert train(tmp_path / "run", ids, "--tokenizer", str(other / "tokenizer.json")) == 1
     assert "token ids of another tokenizer than the model's; give the text itself" in capsys.readouterr().err
+    for option, value, said in (
+        ("--validation", "0.2", f"{ids} holds out 0.05 of its documents, and --validation is 0.2; leave that out"),
+        ("--column", "content", f"{ids} holds token ids, which have no --column; leave that out, or give the text"),
+    ):
+        assert train(tmp_path / "run", ids, option, value) == 1
+        assert said in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert train(tmp_path / "run", ids, "--tokenizer", "byte") == 1
     assert f"{ids} holds token ids of a tokenizer of its own, and --tokenizer byte asks" in capsys.readouterr().err
     assert train(tmp_path / "run", ids, "--set", "vocab_size=600") == 1

@@ -137,6 +137,19 @@ def check_asked(folder: Path, kind: str, vocab_size: int) -> None:
         )
 
 
+def check_read(folder: Path, validation: float | None, column: str | None) -> None:
+    """Raises DataError if a run asks to hold out another share than the folder does, or for a column of text; None: it
+    asks for none."""
+    held_out = contents_of(folder).get("held_out")
+    if isinstance(held_out, float) and validation not in (None, held_out):
+        raise DataError(
+            f"{folder} holds out {held_out:g} of its documents, and --validation is {validation:g}; leave that out, or "
+            "give the text itself"
+        )
+    if column is not None:
+        raise DataError(f"{folder} holds token ids, which have no --column; leave that out, or give the text itself")
+
+
 def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None:
     """Raises DataError if sources hold out different shares of their documents. With equal shares, a document's hash
     puts it on the same side in all of them.

@@ -143,6 +143,8 @@ def _checked(settings: Settings) -> Settings:
     for name, other in NEEDS.items():
         if getattr(settings, name) != getattr(Settings(), name) and not getattr(settings, other):
             raise ValueError(f"{flag_of(name)} has no effect without {flag_of(other)}; add that, or leave it out")
+    if settings.schedule != "constant" and settings.warmdown != Settings().warmdown:
+        raise ValueError(f"--warmdown has no effect with --schedule {settings.schedule}, which falls all the time")
     shares = [length for length in (settings.warmup, settings.warmdown) if length <= 1]
     if settings.schedule == "constant" and sum(shares) > 1:
         raise ValueError(
