@@ -282,6 +282,7 @@ def test_sources_may_be_folders_of_token_ids(
     (tmp_path / "mix.toml").write_text(FILE)
     assert bitnet("train", *TINY, "--mixture", tmp_path / "mix.toml", "--out", tmp_path / "run") == 0
     assert bits(tmp_path / "run" / "step-000020") == bits(whole / "step-000020")
+    assert real_tokens(Checkpoint.open(tmp_path / "run"), 200)[1] == "validation text"
     killed_before(21, "train", "--resume", "--out", tmp_path / "run", "--steps", "23")
     assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
     both = ["--mixture", tmp_path / "mix.toml", "--out", tmp_path / "other"]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from bitnet.data import dataset, files, finding
+from bitnet.data import dataset, files, finding, tokenized
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens, View
 
@@ -225,11 +225,13 @@ def digest_of(digests: Mapping[str, str]) -> str:
 
 
 def recorded(state: Mapping[str, Any], side: str, folder: Path) -> Sources | None:
-    """The token ids that a run of a mixture recorded in `state`; None unless all are in its folder."""
+    """The token ids that a run of a mixture recorded in `state`; None unless all are in its folder, or in those that
+    its sources are."""
     if "mixture" not in state:
         return None
     mixture = Mixture.of(state["mixture"])
-    parts = {name: recorded_part(state, name, side, folder) for name in mixture.sources}
+    places = {name: tokenized.named(source.data) or folder for name, source in mixture.sources.items()}
+    parts = {name: recorded_part(state, name, side, place) for name, place in places.items()}
     found = {name: part for name, part in parts.items() if part}
     return Sources(mixture, found) if len(found) == len(parts) else None
 
