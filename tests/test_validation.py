@@ -180,6 +180,17 @@ def test_the_best_is_not_advised_if_the_last_is_better(
     assert Checkpoint.open(run).state["best"]["loss"] == 5 and "which is kept" not in capsys.readouterr().err
 
 
+def test_the_last_step_is_not_advised_in_place_of_itself(
+    scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its evaluation during the run was of fewer tokens than the last one, and better by chance."""
+    scripted(5.0, 3.0, 4.0)
+    argv = [*words("--steps", "6"), "--quantize-warmup", "0", "--data", sentences, "--out", tmp_path / "run"]
+    assert bitnet("train", *argv, "--eval-every", "3", "--eval-tokens", "64", "--keep-best") == 0
+    assert Checkpoint.open(tmp_path / "run").state["best"]["step"] == 6
+    assert "which is kept" not in capsys.readouterr().err
+
+
 def test_without_an_evaluation_there_is_no_best(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,8 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
 def finished(run: Run, log: runlog.Log, result: objectives.Result) -> Outcome:
     """The end of a run whose budget is spent. A signal no longer takes its result away."""
     best = run.state["best"]
-    if run.settings.keep_best and best["step"] and validation.loss_of(result) > best["loss"]:
+    earlier = 0 < best["step"] < run.state["step"]  # the last step measured on fewer tokens is no better than itself
+    if run.settings.keep_best and earlier and validation.loss_of(result) > best["loss"]:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():
