@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -198,3 +199,15 @@ def test_a_budget_of_another_kind_begins_no_second_warm_up(first: dict[str, Any]
     assert schedule.learning_rate(longer, place) == longer.lr
     assert place.begun == pytest.approx(0.5, abs=0.02)
     assert schedule.quantization(longer, place) == pytest.approx(0.5 / 0.8, abs=0.03)
+
+
+def test_a_run_begun_again_has_a_log_of_its_own(finished: Path, sentences: str, tmp_path: Path) -> None:
+    """In a folder whose checkpoints were removed; what it measures of its source is not that of the run before."""
+    argv = ("finetune", "--steps", "1", "--data", sentences, "--out", tmp_path / "run")
+    assert bitnet(*argv, finished / "step-000010") == 0
+    first = [record for record in losses(tmp_path / "run") if "start" in record]
+    for each in checkpoint.all_of(tmp_path / "run"):
+        shutil.rmtree(each)
+    assert bitnet(*argv, finished / "step-000020") == 0
+    second = [record for record in losses(tmp_path / "run") if "start" in record]
+    assert len(first) == len(second) == 1 and first != second

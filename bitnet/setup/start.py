@@ -112,6 +112,8 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
             if not inherits:
                 raise
             raise TrainingError(f"{error} (the text of the source; --data names another)") from error
+        if parallel.is_first():  # of a run whose checkpoints were removed: its records of step 0 would seem to be ours
+            (folder / "log.jsonl").unlink(missing_ok=True)
         try:
             return loop.carry_out(run, ask)
         finally:
