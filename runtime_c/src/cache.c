@@ -118,6 +118,16 @@ void bn_cache_write(const bn_cache *cache, size_t part, size_t position, const u
     move_position(cache, part, position, (copying){.in = bytes});
 }
 
+bn_status bn_cache_check(const bn_cache *cache, size_t part, const uint8_t *bytes,
+                         size_t head_dim) {
+    const bn_cache_part *p = &cache->parts[part];
+    bn_status status = BN_OK;
+    for (size_t head = 0; head < p->heads && !status; head++)
+        status =
+            bn_kv_check(&bn_kv_types[cache->type], bytes + head * (p->row / p->heads), head_dim);
+    return status;
+}
+
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) {
     const bn_config *c = &stack->config;
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);

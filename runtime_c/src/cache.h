@@ -128,6 +128,9 @@ size_t bn_cache_least(const bn_cache *cache, const bn_config *c);
 void bn_cache_read(const bn_cache *cache, size_t part, size_t position, uint8_t *bytes);
 void bn_cache_write(const bn_cache *cache, size_t part, size_t position, const uint8_t *bytes);
 
+/* Whether the kernels accept such bytes: BN_ERR_CODE or BN_ERR_SCALE if not. */
+bn_status bn_cache_check(const bn_cache *cache, size_t part, const uint8_t *bytes, size_t head_dim);
+
 /* Bytes per position in the layers of a part. */
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part);
 

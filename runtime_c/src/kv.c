@@ -158,6 +158,20 @@ const bn_kv bn_kv_types[BN_KV_TYPES] = {
                     .encode_query = query_k4v8},
 };
 
+/* A scale that is NaN is detected where it is used. */
+bn_status bn_kv_check(const bn_kv *kv, const uint8_t *bytes, size_t head_dim) {
+    const int key_codes = kv->dims == kv->word; /* a byte for each dimension, then the scale */
+    const uint8_t *value = bytes + bn_kv_key(kv, head_dim);
+    float scale;
+    if (!kv->value_scaled)
+        return BN_OK;
+    if ((key_codes && bn_has_int8_least(bytes, bn_kv_key(kv, head_dim) - sizeof scale)) ||
+        bn_has_int8_least(value, bn_kv_value(kv, head_dim)))
+        return BN_ERR_CODE;
+    memcpy(&scale, value + bn_kv_value(kv, head_dim), sizeof scale);
+    return signbit(scale) && !isnan(scale) ? BN_ERR_SCALE : BN_OK;
+}
+
 const char *bn_kv_name(int32_t type) {
     return type >= 0 && type < BN_KV_TYPES ? bn_kv_types[type].name : NULL;
 }

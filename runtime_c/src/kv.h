@@ -7,6 +7,7 @@
 #ifndef BITNET_KV_H
 #define BITNET_KV_H
 
+#include "bitnet_runtime.h"
 #include "kernels/kernels.h"
 
 /* Encode rows of floats (keys, values or queries); those of a key become its words, one after the
@@ -42,6 +43,10 @@ static inline size_t bn_kv_words(const bn_kv *kv, size_t head_dim) {
 static inline size_t bn_kv_group(const bn_kv *kv) {
     return kv->value == 1 ? BN_VALUE_GROUP : 1;
 }
+
+/* Whether the kernels accept an encoded key, its value, and the scale of the value if it has one,
+ * which follow each other: BN_ERR_CODE or BN_ERR_SCALE if not. All that is encoded here is. */
+bn_status bn_kv_check(const bn_kv *kv, const uint8_t *bytes, size_t head_dim);
 
 /* Bytes of a key and of a value. */
 static inline size_t bn_kv_key(const bn_kv *kv, size_t head_dim) {

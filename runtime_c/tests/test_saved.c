@@ -201,6 +201,36 @@ static void test_forged(void) {
     free(bytes);
 }
 
+/* Codes and scales that no session has are refused: tiers would not compute the same from them. */
+static void test_codes(int32_t type) {
+    enum { TOKENS = 20 };
+    static const struct {
+        uint32_t at, word; /* 0: key, 1: value, 2: the scale of the value */
+        bn_status status;  /* of the type int8 */
+    } forgeries[] = {{0, 0x01810181, BN_OK},        {0, 0x80010101, BN_ERR_CODE},
+                     {1, 0x7f81ff00, BN_OK},        {1, 0x01018001, BN_ERR_CODE},
+                     {2, 0x00000000, BN_OK},        {2, 0xffc00000, BN_OK /* NaN */},
+                     {2, 0x80000000, BN_ERR_SCALE}, {2, 0xbf800000, BN_ERR_SCALE},
+                     {2, 0xff800000, BN_ERR_SCALE}};
+    bn_session *s = session(40, 0, type);
+    ok(bn_session_append(s, text, TOKENS, BN_LOGITS_LAST, NULL));
+    uint64_t size;
+    uint8_t *bytes = saved(s, &size);
+    const bn_cache_part *part = &s->cache.parts[0];
+    const size_t last = size - part->row / part->heads; /* the last head of the last position */
+    const size_t at[] = {last, last + part->key, last + part->key + part->value};
+    for (size_t i = 0; i < sizeof forgeries / sizeof *forgeries; i++) {
+        uint8_t *forged = tiny_copy(bytes, (size_t)size);
+        tiny_put(forged + at[forgeries[i].at], forgeries[i].word, 4);
+        set_crc(forged, size);
+        const int any = type == BN_KV_K4V8 && forgeries[i].at == 0; /* all nibbles are valid */
+        CHECK_EQ(load(forged, size), any ? BN_OK : forgeries[i].status);
+        free(forged);
+    }
+    bn_session_free(s);
+    free(bytes);
+}
+
 /* Words of the record, which then has this many bytes more of a part and less of the note. */
 typedef struct forgery {
     struct {
@@ -403,6 +433,8 @@ int main(void) {
     test_going_on();
     test_damage();
     test_forged();
+    test_codes(BN_KV_INT8);
+    test_codes(BN_KV_K4V8);
     test_failed();
     test_arguments();
     end();

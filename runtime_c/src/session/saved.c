@@ -12,8 +12,8 @@
  *                 scales, value, f32 scale of the value if the type has one
  *
  * A part has the positions that it has not overwritten (first_kept). Logits are not saved: they are
- * computed from hidden. All numbers that could be invalid are checked here; the kernels accept any
- * keys and values.
+ * computed from hidden. All numbers that could be invalid are checked here, also the codes and
+ * scales of keys and values (kv.h): the tiers would not all compute the same from wrong ones.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -206,6 +206,23 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
     return BN_OK;
 }
 
+static bn_status take_cache(bn_session *s, const record *r, const uint8_t *at, char *detail) {
+    for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
+        const size_t row = s->cache.parts[i].row;
+        for (size_t p = first_kept(r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
+            const bn_status status = bn_cache_check(&s->cache, i, at, s->stack->config.head_dim);
+            if (status)
+                return bn_fail(detail, status, "position %zu: %s", p,
+                               status == BN_ERR_CODE
+                                   ? "a code of a key or a value is -128, expected -127 to 127"
+                                   : "the scale of a value is negative");
+            bn_cache_write(&s->cache, i, p, at);
+            at += row;
+        }
+    }
+    return BN_OK;
+}
+
 static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *detail) {
     const uint32_t V = s->stack->config.vocab_size;
     s->cache.written = r->written;
@@ -239,14 +256,7 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
     if (r->pending > 0)
         memcpy(s->backlog, at, (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog);
     at += (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog;
-    for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
-        const size_t row = s->cache.parts[i].row;
-        for (size_t p = first_kept(r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
-            bn_cache_write(&s->cache, i, p, at);
-            at += row;
-        }
-    }
-    return BN_OK;
+    return take_cache(s, r, at, detail);
 }
 
 bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size, bn_session **session,
