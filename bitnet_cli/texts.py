@@ -47,7 +47,8 @@ def typed(word: str) -> str:
         with contextlib.suppress(UnicodeError):
             return os.fsencode(word).decode("utf-8")
     encoding = sys.getfilesystemencoding()
-    raise argparse.ArgumentTypeError(f"{word!a} is neither UTF-8 nor {encoding}, the encoding of the locale")
+    wrong = "no UTF-8" if encoding == "utf-8" else f"neither UTF-8 nor {encoding}, the encoding of the locale"
+    raise argparse.ArgumentTypeError(f"{word!a} is {wrong}")
 
 
 def lines_of(text: str) -> list[str]:

@@ -49,6 +49,18 @@ def test_saving_is_all_or_nothing(finished: Path, tmp_path: Path, monkeypatch: p
     assert Checkpoint.open(tmp_path).folder.name == "step-000003"
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_of_a_checkpoint_are_as_readable_as_the_umask_says(finished: Path, tmp_path: Path, umask: int) -> None:
+    model = Checkpoint.open(finished).model
+    before = os.umask(umask)
+    try:
+        snapshot = saving.Snapshot.of(model, "{}", torch.optim.AdamW(model.parameters()), {"step": 1})
+        written = saving.write(tmp_path, snapshot)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in written.iterdir()} == {0o666 & ~umask}
+
+
 def _without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in tensors.items() if key != name}
 

@@ -279,7 +279,7 @@ def test_threads(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["{packed}"], "does not know what it was trained on; give the text with --data"),
+        (["{packed}"], "holds no text to measure it on; give the text with --data"),
         (["{packed}", "--data", "{text}", "--stride", "33"], "--stride is 33, expected at most the context, 32"),
         (["{run}", "--context", "33"], "--context is 33, the model has at most 32"),
         (["{run}", "--kv-type", "f16"], "--kv-type is for packed files"),

@@ -227,7 +227,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(tmp_path / "m.txt"))
     (tmp_path / "m.bitnet").write_bytes(records.MAGIC + bytes(100))
     with pytest.raises(
-        SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported"
+        SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported from, or the"
     ):
         read_start(str(tmp_path / "m.bitnet"))
     with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):

@@ -180,3 +180,17 @@ def test_parameters_of_a_tool_that_are_nested_too_deeply() -> None:
     with pytest.raises(InvalidParameterError, match=r"^tools: .*recursion"):
         tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": shape}}], "required")
         assert tools and dialect("").grammar(tools, None, {})
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({}, ["5", "0.25" + "0" * 30, "1" * 30, "5e300"], ["007"]),
+        ({"minimum": 0, "maximum": 10}, ["0.25" + "0" * 30], ["1" * 30, "5e1"]),
+        ({"multipleOf": 0.01}, ["0.25", "1" * 30], ["0.251", "0.250", "5e1"]),
+        ({"multipleOf": 0.01, "minimum": 0, "maximum": 10}, ["0.25", "10"], ["0.251", "1" * 30, "5e1"]),
+    ],
+)
+def test_what_limits_the_digits_of_a_number(schema: Schema, allowed: list[str], refused: list[str]) -> None:
+    assert all(accepts({"type": "number"} | schema, text) for text in allowed)
+    assert not any(accepts({"type": "number"} | schema, text) for text in refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import bitnet_cli
+from bitnet_cli.verbs import serve
 from bitnet_export import random_adapter
 from bitnet_runtime import Model
 from bitnet_runtime.errors import InvalidParameterError
@@ -132,6 +134,15 @@ def test_the_commands(files: tuple[Path, list[Path]], tmp_path: Path, capsys: py
     assert "none of those that the model was loaded with" in capsys.readouterr().err
     assert bitnet_cli.main(["serve", str(model), str(cats), "--adapter", f"x={cats}", "--port", "0"]) in (1, 2)
     assert "--adapter x=" in capsys.readouterr().err
+
+
+def test_an_adapter_is_called_as_its_file_unless_told() -> None:
+    serve.arguments(parser := argparse.ArgumentParser())
+    words = ["a/cats.bitnet", "dogs", "x=b=c.bitnet", "m:y=d"]
+    given = parser.parse_args(["m.bitnet", *(f"--adapter={word}" for word in words)]).adapter
+    assert [(model, name, str(file)) for model, name, file in given] == [
+        ("", "cats", "a/cats.bitnet"), ("", "dogs", "dogs"), ("", "x", "b=c.bitnet"), ("m", "y", "d"),
+    ]  # fmt: skip
 
 
 def test_no_name_is_of_an_adapter_and_of_a_model(

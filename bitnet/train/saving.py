@@ -91,7 +91,10 @@ def put(final: Path, tensors: Mapping[str, dict[str, Tensor]], texts: Mapping[st
         for name, text in texts.items():
             (work / name).write_text(text, encoding="utf-8")
         manifest.write(work)
+        mode = (work / CONFIG).stat().st_mode
         for file in work.iterdir():
+            if file.stat().st_mode != mode:  # safetensors lets only the owner read its files, whatever the umask
+                file.chmod(mode)
             flush(file)
         flush(work)
         _move(work, final)

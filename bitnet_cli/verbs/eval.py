@@ -182,7 +182,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> tuple[Result, dict[str,
         raise ValueError(f"{args.source} is a packed encoder, which is not measured; measure its run: bitnet eval RUN")
     if not args.data:
         what = "records of images" if model.image else "the text"
-        raise ValueError(f"{args.source} does not know what it was trained on; give {what} with --data")
+        raise ValueError(f"{args.source} is packed and holds no text to measure it on; give {what} with --data")
     if not model.has_tokenizer:
         raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)

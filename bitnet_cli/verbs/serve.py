@@ -15,6 +15,7 @@ from bitnet_cli.arguments import at_least, refuse
 from bitnet_cli.model_options import add_engine, add_template, fitting_session, load, note
 from bitnet_cli.signals import at_once
 from bitnet_runtime.model_sessions import limit
+from bitnet_runtime.paths import adapter_name
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a line for each answer on stderr: id, address, path, model, tokens, seconds, status; never a text",
     )
     parser.add_argument(
-        "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
-        "which requests name as MODEL:NAME; may be repeated; with several models MODEL:NAME=FILE",
+        "--adapter", action="append", default=[], type=_adapter, metavar="[NAME=]FILE", help="an adapter of the "
+        "model, which requests name as MODEL:NAME, by default its file's; may be repeated; with several models "
+        "MODEL:NAME=FILE",
     )  # fmt: skip
     add_template(parser)
     _add_access(parser)
@@ -136,9 +138,11 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 def _adapter(text: str) -> tuple[str, str, Path]:
     """The model, which may be "", the adapter's name, and its file."""
     name, equals, file = text.partition("=")
+    if not equals:
+        return "", adapter_name(Path(text)), Path(text)
     model, _, name = name.rpartition(":")
-    if not (name and equals and file):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=FILE, or MODEL:NAME=FILE")
+    if not (name and file):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected FILE, NAME=FILE, or MODEL:NAME=FILE")
     return model, name, Path(file)
 
 

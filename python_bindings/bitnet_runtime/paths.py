@@ -23,12 +23,17 @@ def path_of(path: str | os.PathLike[str], kind: str = "packed file") -> Path:
     return Path(path)
 
 
+def adapter_name(path: Path) -> str:
+    """What an adapter is called that is given no name."""
+    return path.name.removesuffix(".bitnet")
+
+
 def files_of(adapters: Adapters) -> dict[str, Path]:
     """Files of adapters by their names. Raises InvalidParameterError."""
     if isinstance(adapters, Mapping):
         given = [(name, path_of(path)) for name, path in adapters.items()]
     elif isinstance(adapters, Sequence) and not isinstance(adapters, str | bytes):
-        given = [(path_of(path).name.removesuffix(".bitnet"), path_of(path)) for path in adapters]
+        given = [(adapter_name(path_of(path)), path_of(path)) for path in adapters]
     else:
         raise InvalidParameterError(f"adapters is {shown(adapters)}, expected a list of files", "adapters")
     named: dict[str, Path] = {}

@@ -32,8 +32,8 @@ def read_start(path: str) -> source_model.Start:
             head = file.read(PROBE)
         if head.startswith(records.MAGIC):
             raise SourceError(
-                f"{path} is a packed model: its weights are ternary, and training needs the float master weights; "
-                "name the run folder or checkpoint that it was exported from"
+                f"{path} is a packed model: training needs the float master weights, which it has not; name the run "
+                "folder or checkpoint that it was exported from, or the folder that it was converted from"
             )
         found = recognise(head) or "a file of an unknown kind"
         if head.startswith(b"GGUF"):
