@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_runtime import Model, bench, machine
+from bitnet_runtime import Model, bench, machine, measuring
 from runtime_models import small_model
 from servers import served
 
@@ -169,7 +169,7 @@ def is_picture(path: Path) -> bool:
 
 def bench_here(command: list[str], **_: object) -> argparse.Namespace:
     """Do in this process what the process of `bitnet bench` does (tests/test_cli_runtime.py starts some)."""
-    return argparse.Namespace(returncode=0, stdout=json.dumps(bench.measure(**json.loads(command[-1]))))
+    return argparse.Namespace(returncode=0, stdout=json.dumps(measuring.measure(**json.loads(command[-1]))))
 
 
 def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
