@@ -109,15 +109,27 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bitnet.report.page._encoded", lambda *_: "")
 
 
+PEAKS: dict[tuple[str, int], float] = {}
+
+
 @pytest.fixture
 def bench_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bitnet bench` measures in this process, and reads 32 MB where no cache holds 2 GB, which take seconds."""
+    """`bitnet bench` measures in this process, reads 32 MB where no cache holds 2 GB, and measures the int8 peak once:
+    both take seconds."""
     from bitnet_runtime import bench, machine, measuring
+
+    measure_peak = machine.int8_peak
+
+    def int8_peak(isa: str, threads: int) -> float:
+        if (isa, threads) not in PEAKS:
+            PEAKS[isa, threads] = measure_peak(isa, threads)
+        return PEAKS[isa, threads]
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
         return SimpleNamespace(returncode=0, stdout=json.dumps(measuring.measure(**json.loads(command[-1]))))
 
     monkeypatch.setattr(machine, "buffer_bytes", lambda: 32 << 20)
+    monkeypatch.setattr(machine, "int8_peak", int8_peak)
     monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))
 
 
