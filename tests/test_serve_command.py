@@ -191,6 +191,7 @@ def test_a_log_of_requests_tells_no_text(tmp_path: Path, capsys: pytest.CaptureF
         assert request(serving, "POST", complete, asked)[0] == 401
         assert request(serving, "POST", "/a%0Ab%20c", asked, key)[0] == 404
         assert request(serving, "GET", "/v1/models", headers=key)[0] == 200
+        _, own, _ = request(serving, "POST", "/v1/messages", {}, key)
         endless = as_http(complete, asked | {"max_tokens": 60_000, "stream": True})
         client = connect(serving, endless.replace(b"\r\n", b"\r\nauthorization: Bearer key\r\n", 1))
         until(client, b"data: {")
@@ -202,10 +203,12 @@ def test_a_log_of_requests_tells_no_text(tmp_path: Path, capsys: pytest.CaptureF
     found = [dict(word.split("=", 1) for word in line.split(" ")[1:]) for line in lines]
     assert [(each["status"], each["model"], each["tokens_in"], each["tokens_out"]) for each in found] == [
         ("200", "slow", "6", "3"), ("200", "slow", "6", "3"), ("200", "slow", "3", "12"), ("200", "slow", "6", "0"),
-        ("404", "-", "-", "-"), ("401", "-", "-", "-"), ("404", "-", "-", "-"), ("499", "slow", "6", ANY),
+        ("404", "-", "-", "-"), ("401", "-", "-", "-"), ("404", "-", "-", "-"), ("400", "slow", "-", "-"),
+        ("499", "slow", "6", ANY),
     ]  # fmt: skip
     assert 0 < int(found[-1]["tokens_out"]) <= made - 3 - 3 - 12, "of an answer whose client left, those that came"
     assert found[0]["id"] == headers["x-request-id"] and len({each["id"] for each in found}) == len(found)
+    assert found[7]["id"] == own["x-request-id"] == own["request-id"], "Anthropic's client knows this one"
     assert found[6]["path"] == "/a\\nb%20c" and found[0]["address"] == "127.0.0.1"
 
 

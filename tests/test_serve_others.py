@@ -12,6 +12,8 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from bitnet_serve import application
+from bitnet_serve.errors import ApiError
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model
 from servers import post, request, served
@@ -228,6 +230,12 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
     assert (status, answer["type"], answer["error"]["type"]) == (401, "error", "authentication_error")
     with pytest.raises(openai.AuthenticationError):
         OpenAI(base_url=f"{serving.address}/v1", api_key="other", max_retries=0).models.list()
+    status, answer = post(serving, "/v1/messages", b" " * (application.TEXT_BODY + 1), **{"x-api-key": "key"})
+    assert (status, answer["type"], answer["error"]["type"]) == (413, "error", "request_too_large")
+    kinds = [
+        ApiError(500, "", "engine_error").body(path)["error"]["type"] for path in ("/v1/messages", "/v1/responses")
+    ]
+    assert kinds == ["api_error", "server_error"]
     for wrong in (
         {"system": 5},
         {"messages": [{"role": "user", "content": []}]},
@@ -244,6 +252,18 @@ def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Servi
         asked = {"messages": MESSAGES, "max_tokens": 5} | wrong
         status, answer = post(serving, "/v1/messages", asked, **{"x-api-key": "key"})
         assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+
+
+def test_models_have_what_anthropics_client_counts_on(claude: Anthropic, serving: Serving) -> None:
+    from anthropic.types import ModelInfo
+
+    (model,) = claude.models.list()
+    for found in (model, claude.models.retrieve("script")):
+        TypeAdapter(ModelInfo).validate_python(found.to_dict())
+        assert (found.id, found.display_name, found.type) == ("script", "script", "model")
+        assert found.created_at.timestamp() == serving.models["script"].created
+    page = claude.models.list()
+    assert (page.has_more, page.first_id, page.last_id, page.has_next_page()) == (False, "script", "script", False)
 
 
 @pytest.mark.parametrize(

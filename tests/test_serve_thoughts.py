@@ -93,6 +93,14 @@ def test_messages_with_thoughts_before(serving: Serving) -> None:
     told = [*ASK, {"role": "assistant", "content": "so", "reasoning_content": "why"}, *ASK]
     status, answer = post(serving, "/v1/messages/count_tokens", asked)
     assert (status, answer) == (200, {"input_tokens": len(model.apply_template(told))})
+    hidden = {"type": "redacted_thinking", "data": "AA=="}  # of a cloud model that had the conversation before
+    for content, said in (([hidden, *blocks], "why"), ([hidden, blocks[1]], ""), ([blocks[0], hidden], "why")):
+        conversation = [*ASK, {"role": "assistant", "content": content}]
+        assert messages.conversation({"messages": conversation})[1]["reasoning_content"] == said
+        status, _ = post(serving, "/v1/messages", asked | {"messages": [*conversation, *ASK]})
+        assert status == 200
+    asked["messages"] = [{"role": "user", "content": [hidden]}]
+    assert post(serving, "/v1/messages", asked)[0] == 400
     asked["messages"] = [{"role": "user", "content": blocks}]
     status, answer = post(serving, "/v1/messages", asked)
     assert status == 400 and "thinking" in answer["error"]["message"]

@@ -114,7 +114,9 @@ class Api:
         return JSONResponse(openapi.document())
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self._shelf.entries()})
+        entries = self._shelf.entries()
+        page = {"has_more": False, "first_id": entries[0]["id"], "last_id": entries[-1]["id"]}  # as Anthropic has pages
+        return JSONResponse({"object": "list", "data": entries, **page})
 
     async def model(self, request: Request) -> Response:
         served, adapter = self._shelf.named(request.path_params["name"])

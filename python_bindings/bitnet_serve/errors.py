@@ -31,6 +31,7 @@ KINDS = {
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
     503: "overloaded_error",
 }  # fmt: skip
+OWN_KINDS = {413: "request_too_large", 500: "api_error"}  # Anthropic's, where it has other words
 CODES: dict[type[Exception], str] = {
     UnsupportedModelError: "unsupported_by_model",
     TokenizerError: "tokenizer_error",
@@ -64,9 +65,10 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """The body in the form of the path's API."""
-        kind = KINDS.get(self.status, "server_error")
+        of_messages = path.startswith(MESSAGES)
+        kind = (KINDS | OWN_KINDS if of_messages else KINDS).get(self.status, "server_error")
         told = {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}
-        return ({"type": "error"} if path.startswith(MESSAGES) else {}) | {"error": told}
+        return ({"type": "error"} if of_messages else {}) | {"error": told}
 
 
 def refuse(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

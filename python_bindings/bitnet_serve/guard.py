@@ -17,7 +17,7 @@ from bitnet_serve.errors import ApiError
 _WHOLE = re.compile(r"^https?://[^/]*")  # what stands before a path in the absolute form of RFC 9112
 HEALTH = frozenset({"/health", "/v1/health"})
 """Open under any name: probes ask by the address of a machine, or by a name of their own."""
-EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms")
+EXPOSED = (b"access-control-expose-headers", b"x-request-id, request-id, retry-after, retry-after-ms")
 """What a page of another site may read of an answer, besides its body."""
 OPEN = HEALTH | {"/"}
 """Open without a key: the page, which is empty, and whether the server is up."""

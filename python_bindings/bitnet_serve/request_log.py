@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_runtime.terminal import escape, say
+from bitnet_serve.errors import MESSAGES
 
 LEFT = 499  # the usual status in logs for a client that left before its answer was complete
 SHOWN = 100  # characters of a path or a name
@@ -32,7 +33,8 @@ class RequestLog:
             nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+                own = [b"request-id"] if scope["path"].startswith(MESSAGES) else []  # where Anthropic's client looks
+                message["headers"] = [*message["headers"], *((each, name.encode()) for each in [b"x-request-id", *own])]
             ended = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 

@@ -106,15 +106,21 @@ def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     results = [_result(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_result"]
     calls = [_call(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_use"]
-    apart = ("tool_result", "tool_use", *(["thinking"] if message.get("role") == "assistant" else []))
-    thoughts = [fields.text(part, kind) for part, kind in zip(content, kinds, strict=True) if kind in apart[2:]]
+    thinking = ("thinking", "redacted_thinking") if message.get("role") == "assistant" else ()
+    apart = ("tool_result", "tool_use", *thinking)
+    thoughts = [_thought(part) for part, kind in zip(content, kinds, strict=True) if kind in thinking]
     rest = [part for part, kind in zip(content, kinds, strict=True) if kind not in apart]
     if results and not rest:
         return results
     said = message | {"content": _content(rest) if rest else None}
     if thoughts:
-        said |= {"content": said["content"] or "", "reasoning_content": "\n".join(thoughts)}
+        said |= {"content": said["content"] or "", "reasoning_content": "\n".join(filter(None, thoughts))}
     return [*results, said | {"tool_calls": calls} if calls else said]
+
+
+def _thought(part: dict[str, Any]) -> str:
+    """Those of a cloud model may be encrypted: then there are none."""
+    return fields.text(part, "thinking") if part["type"] == "thinking" else ""
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,18 @@ class Served:
         return self._tokens[token]
 
     def entry(self, adapter: str | None = None) -> dict[str, Any]:
-        """The entry in /v1/models of the model, or of one of its adapters."""
+        """The entry in /v1/models of the model, or of one of its adapters: OpenAI's and Anthropic's form in one."""
+        name = self.name if adapter is None else f"{self.name}:{adapter}"
         return {
-            "id": self.name if adapter is None else f"{self.name}:{adapter}",
+            "id": name,
             **({} if adapter is None else {"parent": self.name}),
             "object": "model",
             "created": self.created,
             "owned_by": "bitnet-edge",
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lifecycle": "active",
             "context_length": self._meta["n_ctx"],  # where some clients look for it,
             "max_model_len": self._meta["n_ctx"],  # and others
             "meta": self._meta | {"loaded": self.loaded},
