@@ -84,6 +84,9 @@ def test_a_response_repeats_what_was_asked(serving: Serving) -> None:
         assert {name: answer[name] for name in asked} == asked
         usage = answer["usage"]
         assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (n, 2, n + 2)
+    for text in ({"verbosity": "low"}, {"verbosity": "low", "format": None}):
+        _, answer = post(serving, "/v1/responses", {"input": "go", "text": text}, **{"x-api-key": "key"})
+        assert answer["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     assert usage["input_tokens_details"]["cached_tokens"] == n - 1
 
 
@@ -305,6 +308,14 @@ def test_stop_texts_by_every_name(serving: Serving, asked: dict[str, Any], text:
 def test_fields_that_are_refused(serving: Serving, path: str, body: dict[str, Any], param: str) -> None:
     status, answer = post(serving, path, body, **{"x-api-key": "key"})
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_parts_that_are_refused_are_named_by_the_field_that_has_them(serving: Serving) -> None:
+    said = [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]
+    for path, field in (("/v1/responses", "input"), ("/v1/chat/completions", "messages")):
+        status, answer = post(serving, path, {field: said}, **{"x-api-key": "key"})
+        assert (status, answer["error"]["param"]) == (400, field)
+        assert answer["error"]["message"].startswith(f"{field} has {{'type': 'input_file'")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Anthropic's has the same, and "type": "error" beside it.
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 from bitnet_runtime.errors import (
@@ -95,8 +96,10 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         return refuse(str(error), error.param or None, "invalid_format")
     if isinstance(error, InvalidParameterError):
         unknown = str(error).startswith("unknown parameter")
-        param = field if field and error.param in OF_TEXTS else error.param
-        return refuse(str(error), param or None, "unknown_parameter" if unknown else "invalid_value")
+        message, param = str(error), error.param or None
+        if field and param in OF_TEXTS:
+            message, param = re.sub(f"^{param}(?= has )", field, message), field
+        return refuse(message, param, "unknown_parameter" if unknown else "invalid_value")
     if isinstance(error, CacheFullError | ThreadError):
         return ApiError(503, str(error), "overloaded", retry_after=10)
     if isinstance(error, NeverError):  # no use to ask again

@@ -213,6 +213,7 @@ class Responses(Shape):
                 "total_tokens": end.prompt_tokens + end.completion_tokens,
             }
         asked, defaults = self.body, self.served.model.defaults
+        text = asked.get("text", {})
         return {
             "id": f"resp_{self.id}",
             "object": "response",
@@ -230,7 +231,7 @@ class Responses(Shape):
             "previous_response_id": None,
             "store": False,
             "temperature": asked.get("temperature", defaults.temperature),
-            "text": asked.get("text") or {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}} | {name: one for name, one in text.items() if one is not None},
             "tool_choice": asked.get("tool_choice", "auto"),
             "tools": asked.get("tools", []),
             "top_p": asked.get("top_p", defaults.top_p),
