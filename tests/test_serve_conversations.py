@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitnet_serve.endpoints import messages, responses
+from bitnet_serve.endpoints import chat, messages, responses
 
 QUESTION = {"role": "user", "content": "weather?"}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [
@@ -56,3 +56,14 @@ def test_responses() -> None:
         {**called, "tool_calls": calls * 2},
     ]
     assert responses.conversation({"input": "weather?"}) == [QUESTION]
+
+
+def test_a_refusal_of_another_model_is_what_the_assistant_said() -> None:
+    refused = {"role": "assistant", "content": [*text("No."), {"type": "refusal", "refusal": "I will not."}]}
+    said = {"role": "assistant", "content": text("No.", "I will not.")}
+    assert chat.messages({"messages": [QUESTION, refused]}) == [QUESTION, said]
+    assert responses.conversation({"input": [QUESTION, refused]}) == [QUESTION, said]
+    whole = {"role": "assistant", "content": None, "refusal": "I will not."}
+    assert chat.messages({"messages": [QUESTION, whole]})[1]["content"] == "I will not."
+    others = [refused | {"role": "user"}, {"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}]
+    assert chat.messages({"messages": others}) == others, "which no client sends, and the template refuses"

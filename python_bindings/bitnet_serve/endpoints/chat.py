@@ -68,7 +68,22 @@ def messages(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, 
     for message in given:
         if not isinstance(message, dict):
             raise refuse(f'{name} has {shown(message)}, expected {{"role": "user", "content": "…"}}', name)
-    return given
+    return [_with_refusal(message) if message.get("role") == "assistant" else message for message in given]
+
+
+def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
+    """A refusal stands apart in OpenAI's form, and is text to a template: another model had the conversation before."""
+    content, refusal = message.get("content"), message.get("refusal")
+    if content is None and isinstance(refusal, str):
+        return message | {"content": refusal}
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [_refusal(part) for part in content]}
+
+
+def _refusal(part: Any) -> Any:
+    is_one = isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str)
+    return {"type": "text", "text": part["refusal"]} if is_one else part
 
 
 class Frame(NamedTuple):
