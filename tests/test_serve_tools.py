@@ -16,7 +16,7 @@ from bitnet.data import conversations
 from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
 from servers import post, request, served
-from tool_models import ASK, CALL, FLAT, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
+from tool_models import ASK, CALL, CLOCK, FLAT, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -302,6 +302,14 @@ def test_wrong_messages(serving: Serving, wrong: Any) -> None:
     asked = {"model": "one", "messages": ASK, "max_tokens": 5} | wrong
     status, _, answer = request(serving, "POST", "/v1/messages", asked)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+
+
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, CLOCK, 5])
+def test_the_form_that_tools_of_responses_have_is_told(serving: Serving, tool: Any) -> None:
+    """One of /v1/chat/completions too: in that form it would get the next error."""
+    status, answer = post(serving, "/v1/responses", {"model": "one", "input": "weather?", "tools": [tool]})
+    assert (status, answer["error"]["param"]) == (400, "tools")
+    assert answer["error"]["message"].endswith('expected {"type": "function", "name": …}')
 
 
 # ---- the page of docs ----

@@ -21,8 +21,8 @@ def of_responses(body: Mapping[str, Any]) -> Tools | None:
     """{"type": "function", "name": …}: the function's fields are not in an object of their own."""
 
     def tool(given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("type") != "function":
-            return given
+        if not isinstance(given, dict) or given.get("type") != "function" or "name" not in given:
+            raise refuse(f'tools has {shown(given)}, expected {{"type": "function", "name": …}}', "tools")
         return {"type": "function", "function": {"strict": True} | given}  # unless it is said
 
     return _offer(body, tool, _name)
