@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -284,6 +285,24 @@ def test_defaults_under_other_names_of_the_runtime_are_written_too(tmp_path: Pat
     write_folder(path, tmp_path / "hf")
     found = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
     assert (found["temperature"], found["max_new_tokens"], found["repetition_penalty"]) == (0.5, 7, 1.1)
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf", "onnx"])
+def test_defaults_that_are_lost_are_named(to: str, tmp_path: Path) -> None:
+    write: Any = {
+        "hf": write_folder,
+        "gguf": functools.partial(write_gguf, body="F32", head="F32"),
+        "onnx": write_onnx,
+    }[to]
+    said = {"temp": 0.5, "presence_penalty": 1.5, "frequency_penalty": 0, "stop": ["User:"], "n_predict": 7}
+    path = build(PLAIN, tmp_path / "m.bitnet", generation=said | {"repeat_penalty": 1.1})
+    found = write(path, tmp_path / "out").notes
+    lost = "presence_penalty = 1.5, stop = ['User:']" + ", max_tokens = 7" * (to == "gguf")
+    assert f"of the sampling defaults were left out: {lost}" in found
+    latest = "looks at the whole text in transformers, repeat_penalty here at the latest 64 tokens"
+    assert any(latest in line for line in found) == (to != "gguf")
+    path = build(PLAIN, tmp_path / "all.bitnet", generation={"temp": 0.5, "repeat_penalty": 1.1, "repeat_last_n": -1})
+    assert not any("defaults" in line or "penalty" in line for line in write(path, tmp_path / "all").notes)
 
 
 def test_greedy_defaults(tmp_path: Path) -> None:

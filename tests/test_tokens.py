@@ -241,6 +241,17 @@ def test_what_changes_an_answer_and_has_no_default_here_is_said(tmp_path: Path) 
     assert found == [left.format(name) for name in names]
 
 
+@pytest.mark.parametrize("said", ["User:", ["User:", "###"]])
+def test_texts_that_end_an_answer_come_along(said: str | list[str], tmp_path: Path) -> None:
+    folder = foreign.save(tmp_path / "m", foreign.byte_level("gpt-2"))
+    (folder / "generation_config.json").write_text(json.dumps({"stop_strings": said}))
+    _, _, generation, assumptions = of_folder(Folder(folder))
+    assert generation["stop"] == said and not any("generation_config" in line for line in assumptions)
+    (folder / "generation_config.json").write_text('{"stop_strings": [5]}')
+    _, _, generation, assumptions = of_folder(Folder(folder))
+    assert "stop" not in generation and any("was left out: stop is [5]" in line for line in assumptions)
+
+
 def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
     """Even if neither eos_token nor generation_config.json has that token."""
     words = foreign.byte_level("llama-bpe")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bitnet.config import ModelConfig
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
-from bitnet_runtime.defaults import ALIASES, model_defaults
+from bitnet_runtime.defaults import ALIASES, FIELDS, model_defaults
 
 from .outgoing import write_json
 from .vocabulary import around, load
@@ -54,8 +54,24 @@ def _fills(padding: Any, c: ModelConfig) -> bool:
     return known and said.get("length") == c.max_context and said.get("side") in ("left", "right")
 
 
-def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
-    """generation_config.json, in the format of transformers."""
+def left_out(generation: Mapping[str, Any], written: Collection[str]) -> list[str]:
+    """A note on the sampling defaults that a format cannot hold. written: names of those that it can."""
+    given = ((ALIASES.get(name, name), value) for name, value in generation.items())
+    lost = [
+        f"{name} = {value!r:.40}"
+        for name, value in given
+        if name in FIELDS and name not in written and value not in (None, FIELDS[name].default)
+    ]
+    return [f"of the sampling defaults were left out: {', '.join(lost)}"] if lost else []
+
+
+def write_generation(folder: Path, generation: Mapping[str, Any]) -> list[str]:
+    """Write generation_config.json, in the format of transformers; returns notes on defaults that it cannot hold."""
+    options = model_defaults(generation)
+    notes = left_out(generation, (*_THEIRS, "repeat_last_n"))
+    if options.repeat_penalty != 1 and options.repeat_last_n != -1:
+        latest = f"the latest {options.repeat_last_n} tokens"
+        notes.append(f"repetition_penalty looks at the whole text in transformers, repeat_penalty here at {latest}")
     given = {ALIASES.get(name, name): value for name, value in generation.items() if value is not None}
     known = {_THEIRS[name]: value for name, value in given.items() if name in _THEIRS}
     if known.get("max_new_tokens", 1) < 1:  # until the context is full, for which transformers has no number
@@ -64,6 +80,7 @@ def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
     if not known["do_sample"]:  # greedy; transformers takes no temperature of 0 and warns of the rest
         known = {key: value for key, value in known.items() if key not in ("temperature", "top_k", "top_p", "min_p")}
     write_json(folder / "generation_config.json", special_tokens(generation) | known)
+    return notes
 
 
 def special_tokens(generation: Mapping[str, Any]) -> dict[str, Any]:

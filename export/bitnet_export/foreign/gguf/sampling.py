@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bitnet_export.foreign.side_files import left_out
 from bitnet_runtime import InvalidParameterError
 from bitnet_runtime.defaults import ALIASES, is_whole, resolve
 
@@ -42,11 +43,11 @@ def read_sampling(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     return found, left
 
 
-def sampling_keys(generation: Mapping[str, Any]) -> dict[str, Value]:
-    """The defaults in `generation` as keys of a file."""
+def sampling_keys(generation: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+    """The defaults in `generation` as keys of a file, and a note on omitted ones."""
     given = {ALIASES.get(name, name): value for name, value in generation.items()}
     keys: dict[str, Value] = {}
     for theirs, ours in _OURS.items():
         if (value := given.get(ours)) is not None:
             keys[f"general.sampling.{theirs}"] = int(value) if is_whole(ours) else float(value)
-    return keys
+    return keys, left_out(generation, _OURS.values())

@@ -86,7 +86,8 @@ def write_gguf(
     remedy = f"; {PRESET}" if differences or unknown else ""
     problems = [*rope_problems(file, config), *scale_problems(config), *differences, *writer.problems(), *unknown]
     refuse(f"{source} cannot become a GGUF file", problems, remedy)
-    metadata = writer.metadata() | text | sampling_keys(generation_of(file))
+    sampling, of_defaults = sampling_keys(generation_of(file))
+    metadata = writer.metadata() | text | sampling
     entries = list(writer.entries())
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
@@ -95,7 +96,7 @@ def write_gguf(
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
     if any(entry.name.endswith(".scale") for entry in entries):
         writer.notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
-    writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
+    writer.notes += [*of_defaults, *[DRAFT_LEFT_OUT] * file.draft_left_out]
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
     linears = " and ".join(writer.linear_types())
     what = f"GGUF, architecture {architecture}, {linears}, embedding and head {head}"

@@ -13,9 +13,10 @@ from .folder import Folder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_OURS = SAMPLING | {"stop_strings": "stop"}  # not written: transformers would want the tokenizer in every call
 _NO_OPTION = {
     "suppress_tokens": None, "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "sequence_bias": None, "stop_strings": None, "no_repeat_ngram_size": 0,
+    "forced_eos_token_id": None, "sequence_bias": None, "no_repeat_ngram_size": 0,
     "num_beams": 1, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "penalty_alpha": 0.0,
     "guidance_scale": 1, "exponential_decay_length_penalty": None,
 }  # fmt: skip
@@ -42,7 +43,7 @@ def read_generation(
     described = config if config.get("eos_token_id") is not None else folder.json("config.json")
     ends = set(_end_ids(described, vocab_size, assumptions))
     # Also without do_sample: a temperature is meant to be used. Penalties and end tokens also apply to greedy answers.
-    found: dict[str, Any] = {ours: config[name] for name, ours in SAMPLING.items() if config.get(name) is not None}
+    found: dict[str, Any] = {ours: config[name] for name, ours in _OURS.items() if config.get(name) is not None}
     found |= {"temperature": 0.0} if config.get("do_sample") is False else {}
     for name, value in list(found.items()):
         try:

@@ -96,7 +96,7 @@ def write_folder(
         _write_tensors(folder / "model.safetensors", entries, progress)
         described = describe_images(file, architecture, generation) if seeing else describe(file, config, architecture)
         write_json(folder / "config.json", special_tokens(generation) | described)
-        write_generation(folder, generation)
+        of_defaults = write_generation(folder, generation)
         write_tokenizer(folder, file, config, generation)
         if sees_any(file.configs):
             write_json(folder / "preprocessor_config.json", preprocessor(file.configs[-1], generation))
@@ -117,7 +117,7 @@ def write_folder(
             f"experts have rows of {config.dim} and {config.ffn_dim} numbers, and transformers multiplies rows of "
             'multiples of 16 bytes: load it with experts_implementation="eager"'
         )
-    notes += [DRAFT_LEFT_OUT] * file.draft_left_out
+    notes += [*of_defaults, *[DRAFT_LEFT_OUT] * file.draft_left_out]
     method = ", quant_method bitnet" if quantizes(file) else ""
     return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
 

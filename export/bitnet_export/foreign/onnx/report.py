@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitnet_export.checkpoint.verify import SHORT
-from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
 
 PROMPTS = 32  # number of prompts, of SHORT tokens
 
@@ -39,7 +38,7 @@ class OnnxReport:
     behind: int = 0  # tokens after an image whose log-probabilities were compared
     behind_mean: float = 0.0
     behind_floor: float = 0.0
-    draft_left_out: bool = False
+    notes: tuple[str, ...] = ()  # on what is left out
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -47,7 +46,7 @@ class OnnxReport:
     def __str__(self) -> str:
         size = (
             f"size       {self.onnx_bytes / 1e6:.2f} MB in the form {self.form}, from {self.packed_bytes / 1e6:.2f} MB"
-            + f"\nnote       {DRAFT_LEFT_OUT}" * self.draft_left_out
+            + "".join(f"\nnote       {note}" for note in self.notes)
         )
         what = "vectors" if self.vectors else "log-probabilities"
         if not (self.compared or self.images):

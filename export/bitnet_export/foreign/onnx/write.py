@@ -20,7 +20,7 @@ import onnx
 
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.hf.image_architectures import preprocessor
-from bitnet_export.foreign.outgoing import replacing_folder, write_json
+from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT, replacing_folder, write_json
 from bitnet_export.foreign.side_files import (
     generation_of,
     pad_token_id,
@@ -60,11 +60,11 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
     if problems := graph.unsupported(file, form):
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
-        _write_side_files(folder, file)
+        notes = [*_write_side_files(folder, file), *[DRAFT_LEFT_OUT] * file.draft_left_out]
         models = [folder / name for name in (MODEL, VISION)[: len(file.configs)]]
         sizes = [_write_graph(file, form, stack, model) for stack, model in enumerate(models)]
         compared = compare(Path(source), file, models)
-        return OnnxReport(form, file.file_size, sum(sizes), draft_left_out=file.draft_left_out, **compared)
+        return OnnxReport(form, file.file_size, sum(sizes), notes=tuple(notes), **compared)
 
 
 def _write_graph(file: PackedFile, form: str, stack: int, path: Path) -> int:
@@ -77,7 +77,8 @@ def _write_graph(file: PackedFile, form: str, stack: int, path: Path) -> int:
     return path.stat().st_size + beside.stat().st_size
 
 
-def _write_side_files(folder: Path, file: PackedFile) -> None:
+def _write_side_files(folder: Path, file: PackedFile) -> list[str]:
+    """Returns notes on what they cannot hold."""
     config, generation = file.configs[0], generation_of(file)
     special = special_tokens(generation)
     seeing = [stack for stack in file.configs if stack.input == "images"]
@@ -89,8 +90,8 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
         write_json(folder / "preprocessor_config.json", preprocessor(stack, generation))
     if graph.writes(config) and config.input == "tokens" and config.mask == "causal" and not config.image_token:
         write_json(folder / "genai_config.json", _describe_for_genai(config, special))
-    write_generation(folder, generation)
     write_tokenizer(folder, file, config, generation)
+    return write_generation(folder, generation)
 
 
 def _describe(config: ModelConfig) -> dict[str, Any]:
