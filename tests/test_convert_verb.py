@@ -99,6 +99,14 @@ def test_a_source_is_not_replaced(own: Path, capsys: pytest.CaptureFixture[str])
     assert main(["convert", str(folder), str(folder / "model.bitnet"), "--tokens", "3"]) == 0  # a new file is welcome
 
 
+@pytest.mark.parametrize("out", ["m.gguf", "m.onnx", "m.bitnet"])
+def test_to_what_is_asked_of_a_packed_file_whatever_the_name(
+    own: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run(capsys, own, own.with_name(out))
+    assert code == 1 and "is a packed file already; say what it should become: --to hf, gguf or onnx" in error
+
+
 @pytest.mark.parametrize("to", [(), ("--to", "gguf")])
 def test_a_source_that_is_not_there_is_said_at_once(
     to: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

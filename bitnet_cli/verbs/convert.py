@@ -90,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
         if args.to not in _GOES_WITH[name]:
             targets = " and ".join(map(_target, _GOES_WITH[name]))
             return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
-    if not args.to and (told := misnamed(args.out)):
+    from bitnet_export.packed.replacing import kind_of
+
+    source = Path(args.source)
+    is_packed = source.is_file() and kind_of(source) == "model"  # then --to is missing, as `convert` will say
+    if not (args.to or is_packed) and (told := misnamed(args.out)):
         return refuse(told)
-    if not Path(args.source).exists():
+    if not source.exists():
         published = "a Hugging Face folder or a GGUF file; get one with: hf download OWNER/MODEL --local-dir FOLDER"
         kind = "a packed file" if args.to else published
         raise FileNotFoundError(f"{args.source} does not exist, expected {kind}")
