@@ -68,15 +68,16 @@ def test_keys_that_are_not_known_are_named(tmp_path):
     assert len(found) == 21 and found[-1] == "3 more keys are not known here and were ignored"
 
 
+TOKENIZER = {
+    "model": "gpt2", "pre": "llama-bpe", "tokens": [*byte_level_alphabet()[:128], "ab", "<s>", "</s>"],
+    "merges": ["a b"], "token_type": [1] * 129 + [3, 3], "eos_token_id": 130,
+}  # fmt: skip
+
+
 def test_the_tokenizer_comes_along(tmp_path):
-    tokens = [*byte_level_alphabet()[:128], "ab", "<s>", "</s>"]
-    keys = {
-        "model": "gpt2", "pre": "llama-bpe", "tokens": tokens, "merges": ["a b"],
-        "token_type": [1] * 129 + [3, 3], "eos_token_id": 130,
-    }  # fmt: skip
     made, source = small(tmp_path, **{"tokenizer.chat_template": "{{ messages }}"})
     assert source.tokenizer is None and any("no tokenizer" in line for line in source.assumptions)
-    made.metadata |= {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    made.metadata |= {f"tokenizer.ggml.{key}": value for key, value in TOKENIZER.items()}
     made.write()
     with open_source(made.path) as source:
         assert json.loads(source.tokenizer)["model"]["type"] == "BPE"
@@ -85,6 +86,16 @@ def test_the_tokenizer_comes_along(tmp_path):
     made.write()
     with open_source(made.path) as source:
         assert source.template is None and any("is left out, it is broken" in line for line in source.assumptions)
+
+
+@pytest.mark.parametrize(("template", "used"), [("d", "the one named default is used, not"), (None, "none is used:")])
+def test_other_chat_templates_are_named(template, used, tmp_path):
+    given = {".tool_use": "t", ".rag": "r"} | ({"": template} if template else {})
+    words = {f"ggml.{name}": value for name, value in TOKENIZER.items()}
+    words |= {f"chat_template{name}": text for name, text in given.items()}
+    _, source = small(tmp_path, **{f"tokenizer.{name}": value for name, value in words.items()})
+    assert source.template == (template and template.encode())
+    assert any("several chat templates" in line and f"{used} rag, tool_use" in line for line in source.assumptions)
 
 
 def test_sampling_defaults_come_along(tmp_path):

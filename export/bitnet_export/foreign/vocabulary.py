@@ -52,6 +52,13 @@ def whole_template(template: str | None, assumptions: list[str]) -> str | None:
     return template
 
 
+def note_others(others: list[str], has_default: bool, assumptions: list[str]) -> None:
+    """Name the chat templates of a model that are not used, if there are any."""
+    if others:
+        used = "the one named default is used, not" if has_default else "none is named default, none is used:"
+        assumptions.append(f"of several chat templates {used} {', '.join(sorted(others))}"[:200])
+
+
 class Vocabulary(NamedTuple):
     """Tokens in the order of their ids, and the ones before and after every text."""
 

@@ -16,6 +16,7 @@ from bitnet_export.foreign.vocabulary import (
     UNKNOWN,
     Vocabulary,
     byte_level,
+    note_others,
     sentencepiece_bpe,
     whole_template,
 )
@@ -34,6 +35,7 @@ ENDS = (
 )  # fmt: skip
 """Tokens at which llama.cpp ends answers by their name: the last four in code, where the gap is filled."""
 
+_NAMED = "tokenizer.chat_template."  # and a name: of one that is not the default
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _LLAMA_IDS = {"bos": 1, "eos": 2}  # with tokenizer.ggml.model = llama, if the file does not say
 _FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}
@@ -71,6 +73,8 @@ class _Reading:
         template = self.metadata.get("tokenizer.chat_template")
         if template is not None and type(template) is not str:
             raise SourceError(f"tokenizer.chat_template is {template!a:.80}, expected a text")
+        others = [key.removeprefix(_NAMED) for key in self.metadata if key.startswith(_NAMED)]
+        note_others([ascii(name)[1:-1] for name in others], bool(template), self.assumptions)
         return definition, whole_template(template, self.assumptions), self._generation(), self.assumptions
 
     def _byte_level(self) -> bytes:

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet_export.foreign.source import SourceError
-from bitnet_export.foreign.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe, whole_template
+from bitnet_export.foreign.vocabulary import (
+    CONTROL,
+    Vocabulary,
+    around,
+    load,
+    note_others,
+    sentencepiece_bpe,
+    whole_template,
+)
 from bitnet_export.packed.records import MAX_TEMPLATE
 from bitnet_runtime.tokenizer.edges import edges_of
 
@@ -219,7 +227,7 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
     content = folder.read("chat_template.jinja", MAX_TEMPLATE)
     if content is not None:
         beside = folder.path.glob("additional_chat_templates/*.jinja")
-        _note_others([file.stem for file in beside], True, assumptions)
+        note_others([file.stem for file in beside], True, assumptions)
         try:
             return whole_template(content.decode(), assumptions)
         except UnicodeDecodeError as error:
@@ -229,16 +237,10 @@ def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str])
         template = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
     if isinstance(named := template, dict):
         template = named.get("default")
-        _note_others([name for name in named if name != "default"], bool(template), assumptions)
+        note_others([name for name in named if name != "default"], bool(template), assumptions)
     if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
         raise SourceError(
             f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
             "or named ones"
         )
     return whole_template(template, assumptions)
-
-
-def _note_others(others: list[str], has_default: bool, assumptions: list[str]) -> None:
-    if others:
-        used = "the one named default is used, not" if has_default else "none is named default, none is used:"
-        assumptions.append(f"of several chat templates {used} {', '.join(sorted(others))}"[:200])
