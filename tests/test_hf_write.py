@@ -185,6 +185,20 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path,
     assert_same_tensors(PackedFile.open(tmp_path / "back.bitnet"), ours)
 
 
+def test_floats_of_a_class_of_ternary_models_stay_floats(tmp_path: Path) -> None:
+    """Of BitNetForCausalLM, floats that nothing is said about are masters."""
+    path = build(BITNET.replace(ternary=(), head_format="f32"), tmp_path / "m.bitnet")
+    write_folder(path, tmp_path / "hf")
+    text, theirs = list(range(20)), load(tmp_path / "hf")
+    with torch.inference_mode(), Model.load(path, kv_type="f32") as ours, ours.session() as session:
+        expected = theirs(torch.tensor([text])).logits[0].numpy()
+        assert np.abs(session.append(text, "all") - expected).max() <= 1e-5 * np.abs(expected).max()  # fp32 sums
+    with open_source(tmp_path / "hf") as source:
+        assert source.config.ternary == ()
+        pack_source(source, tmp_path / "back.bitnet", head="f32")
+    assert_same_tensors(PackedFile.open(tmp_path / "back.bitnet"), PackedFile.open(path))
+
+
 def test_biases_of_norms_have_no_scale(tmp_path: Path) -> None:
     """In a ternary BERT these norms come after those of projections."""
     config = PLAIN.replace(

@@ -18,7 +18,7 @@ from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLES, Record
 
 from .families import FAMILIES
-from .family import Family
+from .family import QUANTIZATION, Family
 from .places import Places
 
 ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu", "gelu_erf": "gelu"}
@@ -130,8 +130,8 @@ def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> di
     values = {"architectures": [architecture.name]} | fields_of(c, architecture.family)
     left = [architecture.places.module(r.key) for r in projections(file) if r.scope == encodings.SCALE_NONE]
     left += [] if head_is_quantized(file) else ["lm_head"]
-    if quantizes(file):
-        values["quantization_config"] = quantization(c, left)
+    if quantizes(file) or architecture.family.masters:  # without one floats would be read as masters to quantize
+        values[QUANTIZATION] = quantization(c, left)
     return values
 
 

@@ -44,8 +44,9 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLE, ROLES, WHOLE, Record, Spec
 
-from .architectures import Architecture, architecture_of, describe, head_is_quantized, quantizes
+from .architectures import Architecture, architecture_of, describe, head_is_quantized
 from .card import write_card
+from .family import QUANTIZATION
 from .image_architectures import (
     architecture_of_images,
     describe_images,
@@ -118,7 +119,7 @@ def write_folder(
             'multiples of 16 bytes: load it with experts_implementation="eager"'
         )
     notes += [*of_defaults, *[DRAFT_LEFT_OUT] * file.draft_left_out]
-    method = ", quant_method bitnet" if quantizes(file) else ""
+    method = ", quant_method bitnet" if QUANTIZATION in described else ""
     return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
 
 
