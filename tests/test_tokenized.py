@@ -120,6 +120,9 @@ def test_tokens_to_fill_in_the_middle(
     given = ["--tokenizer", str(made / "tokenizer.json"), "--fim"]
     assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), *given]) == 2
     assert "--fim is for a new tokenizer" in capsys.readouterr().err
+    given[2:] = ["--vocab-size", "600"]
+    assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), *given]) == 2
+    assert "--vocab-size is for a new tokenizer" in capsys.readouterr().err
 
 
 def test_damaged_folders(ids: Path, tmp_path: Path) -> None:

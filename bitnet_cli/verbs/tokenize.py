@@ -13,6 +13,7 @@ from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say, show
 
 USUAL = Settings()
+VOCABULARY = 2048  # tokens of a new tokenizer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="X", help="share held out [0.05]")
     parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="NAME", help="as for bitnet train [bpe]")
-    parser.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="tokens of a new tokenizer [2048]")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help=f"tokens of a new tokenizer [{VOCABULARY}]")
     parser.add_argument(
         "--fim", action="store_true", help="give a new tokenizer the tokens that `bitnet train --fim` needs"
     )
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
         from bitnet.data import corpus, tokenized, tokenizer
 
     given = Path(args.tokenizer).is_file()
-    if args.fim and given:
-        return refuse("--fim is for a new tokenizer, not for an existing one")
+    for option, asked in (("--fim", args.fim), ("--vocab-size", args.vocab_size is not None)):
+        if asked and given:
+            return refuse(f"{option} is for a new tokenizer, not for an existing one")
     Settings(validation=args.validation)  # refuses a number that is not a share
     if args.near_duplicates and not 0.5 <= args.near_duplicates <= 1:
         raise ValueError(f"--near-duplicates is {args.near_duplicates:g}, expected 0.5 to 1, or 0")
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             texts,
             args.validation,
             args.tokenizer,
-            args.vocab_size,
+            VOCABULARY if args.vocab_size is None else args.vocab_size,
             lambda line: say(escape(line)),
             args.near_duplicates,
             tokenizer.FIM if args.fim else (),
