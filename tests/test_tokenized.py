@@ -71,6 +71,11 @@ def test_a_packed_model_is_measured_on_them(
     assert found["tokens"] == expected["tokens"] and found["bits_per_byte"] == pytest.approx(
         expected["bits_per_byte"], rel=1e-3  # an int8 head, and a cache of fp16
     )  # fmt: skip
+    for source in (packed, str(tmp_path / "run")):
+        assert bitnet_cli.main(["eval", source, "--data", str(ids), "--column", "content"]) == 1
+        assert "holds token ids, which have no --column" in capsys.readouterr().err
+        assert bitnet_cli.main(["eval", source, "--column", "content"]) == 1
+        assert "--column has no effect without --data" in capsys.readouterr().err
     other = tmp_path / "other"
     assert bitnet_cli.main(["tokenize", str(other), "--data", str(text), "--tokenizer", "byte"]) == 0
     assert bitnet_cli.main(["eval", packed, "--data", str(other)]) == 1

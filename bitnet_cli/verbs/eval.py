@@ -141,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, engine: bool) -> None:
     """Raises ValueError: an option without effect."""
     rules = [(FOR_TEXT, not args.tasks, "is for text, not for --tasks"), (FOR_TASKS, args.tasks, "goes with --tasks")]
+    rules += [(("column",), args.data, "has no effect without --data")]
     rules += [(("prompt",), args.samples, "goes with --samples"), (("kv_type",), engine, "is for packed files")]
     for names, useful, reason in rules:
         for name in names:
@@ -185,6 +186,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> tuple[Result, dict[str,
         raise ValueError(f"{args.source} is packed and holds no text to measure it on; give {what} with --data")
     if not model.has_tokenizer:
         raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
+    _check_column(args, sees=bool(model.image))
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
     first = tokenizer.separator(words, model.metadata.get("generation") or {}, packed=True)
     context, stride = _window(args, model.n_ctx, model.n_ctx)
@@ -228,6 +230,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Res
     from bitnet.train import objectives
 
     folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
+    _check_column(args, sees=bool(model.config.vision))
     if not state and not args.data:
         raise ValueError(f"{folder}/state.json is missing, so what it learned from is not known; give text with --data")
     check_vocabulary(checkpoint.words, model.config, str(folder))
@@ -241,6 +244,16 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Res
             raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
         result = objectives.evaluate(model, text, settings, context, args.tokens)
     return result, {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
+
+
+def _check_column(args: argparse.Namespace, sees: bool) -> None:
+    """Raises ValueError: --column, of data that has none. sees: whether the model takes images."""
+    from bitnet.data import tokenized
+
+    if args.column and sees:
+        raise ValueError("--column is for text, not for records of images; leave it out")
+    if args.data and (folder := tokenized.named(args.data)):
+        tokenized.check_read(folder, None, args.column)
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
