@@ -111,6 +111,8 @@ def test_vectors_with_an_adapter(models: Path, tmp_path: Path) -> None:
     assert np.array_equal(np.array(found, np.float32), expected)
     done = bitnet("embed", models / "small", *common, "-i", "a.png")
     assert done.returncode == 2 and "--adapter changes the vectors of texts alone" in done.stderr
+    done = bitnet("embed", models / "small", "--pooling", "mean", "-i", "a.png")
+    assert done.returncode == 2 and "--pooling changes the vectors of texts alone" in done.stderr
 
 
 def test_an_unknown_instruction_set(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

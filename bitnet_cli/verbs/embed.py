@@ -46,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
         if not texts:
             raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
     texts = texts or []
-    if args.adapter and not texts:
-        return refuse("--adapter changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT")
+    for name in ("adapter", "pooling"):
+        if getattr(args, name) and not texts:
+            said = "changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT"
+            return refuse(f"--{name} {said}")
     with opened(args, path) as model:
         import numpy as np
 
