@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
 KEY = "BITNET_API_KEY"
+HERE = "127.0.0.1"
+CACHE_DIR_SIZE = 1000  # MB
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", help=f"address to listen on (default: {HERE})")
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
         "--port", type=at_least(0, 65535), default=8080, metavar="N", help="0: any (default: %(default)s)"
@@ -110,9 +112,8 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir-size",
         type=at_least(1),
-        default=1000,
         metavar="MB",
-        help="largest size of that folder (default: %(default)s)",
+        help=f"largest size of that folder (default: {CACHE_DIR_SIZE})",
     )
     parser.add_argument("--no-reuse", action="store_true", help="no prefix cache: compute each prompt in full")
 
@@ -176,7 +177,20 @@ def _origin(text: str) -> str:
     return origin
 
 
+def _without_effect(args: argparse.Namespace) -> str:
+    """Why an option would say nothing beside the others; "": none."""
+    if args.unix and args.host:
+        return "--host is an address of the network, and --unix listens on none; leave one of them out"
+    if args.cache_dir and args.no_reuse:
+        return "--cache-dir keeps the prefix cache, which --no-reuse turns off; leave one of them out"
+    if args.cache_dir_size and not args.cache_dir:
+        return "--cache-dir-size is of the folder that --cache-dir names; name one, or leave it out"
+    return ""
+
+
 def run(args: argparse.Namespace) -> int:
+    if told := _without_effect(args):
+        return refuse(told)
     key = os.environ.get(KEY)
     keys = args.api_key or ([] if key is None else [key])
     if not all(keys):
@@ -197,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
         from bitnet_serve.server import Serving
 
     options = Options(
-        host=args.host,
+        host=args.host or HERE,
         port=args.port,
         unix=args.unix,
         api_keys=keys,
@@ -210,7 +224,7 @@ def run(args: argparse.Namespace) -> int:
         max_cache=_megabytes(args.max_cache),
         models_memory=_megabytes(args.models_memory),
         cache_dir=args.cache_dir,
-        cache_dir_size=_megabytes(args.cache_dir_size),
+        cache_dir_size=_megabytes(args.cache_dir_size or CACHE_DIR_SIZE),
         log_requests=args.log_requests,
         reuse=not args.no_reuse,
     )
