@@ -61,6 +61,7 @@ def test_a_model_without_ternary_weights_is_not_called_ternary(tmp_path: Path) -
 @pytest.mark.parametrize("known", [
     3, {"training": 3, "validation": [1]}, {"training": {"lr": {"a": []}, "data": {"x": "y"}, "quantize_warmup": "z"}},
     {"tokens": "many", "step": True, "training": {"chat": ["a\n# b", "| x |", "<script>"], "source": "\x1b[31m" * 900}},
+    {"tokens": 10**4000, "training": {"quantize_warmup": 10**400}}, {"validation": {"perplexity": 10**400}},
 ])  # fmt: skip
 def test_a_strangers_file(known: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """METADATA is whatever its writer put there: no markup of it reaches the page."""

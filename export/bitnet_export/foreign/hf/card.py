@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bitnet.config import ModelConfig
 from bitnet_export.packed.reader import PackedFile
@@ -90,10 +91,10 @@ def _training(known: Mapping[str, Any]) -> Rows:
         rows += kept or [("learnt from text", "the source of Python's standard library")]
         rows += [("taught by", _names(told["teacher"]))] if told.get("teacher") else []
     rows += [(name, f"{known[key]:,}") for key, name in (("tokens", "tokens seen"), ("step", "optimizer steps"))
-             if isinstance(known.get(key), int)]  # fmt: skip
+             if _is_figure(known.get(key))]  # fmt: skip
     if told:
         share = told.get("quantize_warmup")
-        if isinstance(share, int | float):
+        if _is_figure(share):
             unit = f"{share:.0%} of the run" if share <= 1 else f"{share:,.0f} tokens"
             rows.append(("λ, how much the quantizers count", f"from 0 to 1 over {unit}, then 1" if share else "1"))
         shown = [*_OPTIONS, *(name for name in ("distill", "lora") if told.get(name))]
@@ -104,12 +105,15 @@ def _training(known: Mapping[str, Any]) -> Rows:
 
 def _evaluation(figures: Any) -> str:
     found = figures if isinstance(figures, dict) else {}
-    rows = [
-        (text, f"{found[name]:,.6g}") for name, text in _FIGURES.items() if isinstance(found.get(name), int | float)
-    ]
+    rows = [(text, f"{found[name]:,.6g}") for name, text in _FIGURES.items() if _is_figure(found.get(name))]
     if not rows:
         return "The file has no figures of an evaluation."
     return f"On what the run held out of its own data, before it was exported:\n\n{_table(rows)}"
+
+
+def _is_figure(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that can be shown; integers of a file may be larger than all floats."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _names(paths: Any) -> str:
