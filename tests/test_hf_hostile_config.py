@@ -51,6 +51,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "96"}, "expected an integer"),
         ({"hidden_size": 10**30}, "hidden_size is|head_dim is"),
+        ({"head_dim": 10**400}, "head_dim is 10{79}, expected an integer of 64 bits"),
+        ({"max_position_embeddings": -(10**400), "rope_parameters": YARN}, "-10{78}, expected an integer of 64 bits"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_attention_heads": 0}, "num_attention_heads 0"),
         ({"num_key_value_heads": 2}, "num_attention_heads is 3, expected a multiple of num_key_value_heads"),

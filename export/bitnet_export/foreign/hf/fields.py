@@ -39,6 +39,8 @@ class Fields(dict[str, Any]):
         value = self._value(name, default)
         if type(value) is not int:
             raise SourceError(f"{self.what}: {self.name(name)} is {value!r:.80}, expected an integer")
+        if abs(value) >= 1 << 63:  # larger than all floats, it would end their arithmetic
+            raise SourceError(f"{self.what}: {self.name(name)} is {value!r:.80}, expected an integer of 64 bits")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
