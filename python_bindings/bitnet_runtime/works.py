@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bitnet_runtime import Model
@@ -47,11 +48,11 @@ def works_of(model: Model, prompt: int | None, gen: int | None, depth: int, adde
     elif gen or depth:
         raise InvalidParameterError(f"{model.path.name} generates no text: leave out {'--gen' if gen else '--depth'}")
     elif model.has_text:
-        works.append(Texts(model, prompt))
+        works.append(_texts(model, prompt))
     elif prompt:
         raise InvalidParameterError(f"{model.path.name} takes no text: leave out --prompt")
     if model.image:
-        works.append(Images(model, model.image))
+        works.append(_images(model, model.image))
     return works
 
 
@@ -108,54 +109,57 @@ class Generation:
         }
 
 
-class Texts:
-    """Vectors of texts: of one, and of as many as are computed together."""
+@dataclass
+class Vectors:
+    """Vectors of texts or of images: of one, and of as many as are computed together."""
 
-    def __init__(self, model: Model, n: int | None) -> None:
-        if n and n > model.n_ctx:
-            raise InvalidParameterError(f"--prompt {n} is more than the {model.n_ctx} tokens that a text can have")
-        n = n or min(USUAL, model.n_ctx)
-        together = max(1, min(MOST_TEXTS, MOST_TOKENS // n))
-        tokens = _tokens(model, n * together)
-        self.model, self.texts = model, [tokens[i : i + n] for i in range(0, len(tokens), n)]
-        self.one, self.all = list[float](), list[float]()  # seconds
+    name: str  # in the result
+    encode: Callable[[int], object]  # computes those of the first n
+    together: int
+    macs: int  # of one
+    rate: str  # what its speed is called,
+    each: int  # and how much of that one is
+    facts: dict[str, Any] = field(default_factory=dict)
+    one: list[float] = field(default_factory=list)  # seconds
+    all: list[float] = field(default_factory=list)  # seconds
 
     def run(self) -> None:
-        options = {"pooling": self.model.pooling or "mean", "adapter": next(iter(self.model.adapters), None)}
         # One of them comes last, so that it finds the caches warm, too.
-        self.all.append(warm_seconds(lambda: self.model.embed(self.texts, **options)))
-        self.one.append(warm_seconds(lambda: self.model.embed(self.texts[:1], **options)))
+        self.all.append(warm_seconds(lambda: self.encode(self.together)))
+        self.one.append(warm_seconds(lambda: self.encode(1)))
 
     def figures(self) -> dict[str, Any]:
-        n, together = len(self.texts[0]), len(self.texts)
-        runs = [together * n / took for took in self.all]
+        runs = [self.together * self.each / took for took in self.all]
         speed = statistics.median(runs)
-        gmacs = speed * self.model.info.macs_per_token / 1e9
-        own = {"n": n, "together": together, "ms": 1e3 * statistics.median(self.one)}
-        return {"embed": own | {"tok_s": speed, "runs": runs, "gmac_s": gmacs}}
+        gmacs = speed * self.macs / self.each / 1e9
+        own = self.facts | {"together": self.together, "ms": 1e3 * statistics.median(self.one)}
+        return {self.name: own | {self.rate: speed, "runs": runs, "gmac_s": gmacs}}
 
 
-class Images:
-    """Vectors of images that are arrays already: of one, and of as many as are computed together."""
+def _texts(model: Model, n: int | None) -> Vectors:
+    """Texts of n tokens."""
+    if n and n > model.n_ctx:
+        raise InvalidParameterError(f"--prompt {n} is more than the {model.n_ctx} tokens that a text can have")
+    n = n or min(USUAL, model.n_ctx)
+    together = max(1, min(MOST_TEXTS, MOST_TOKENS // n))
+    tokens = _tokens(model, n * together)
+    texts = [tokens[i : i + n] for i in range(0, len(tokens), n)]
+    pooling, adapter = model.pooling or "mean", next(iter(model.adapters), None)
 
-    def __init__(self, model: Model, seen: ImageInfo) -> None:
-        import numpy as np
+    def encode(some: int) -> object:
+        return model.embed(texts[:some], pooling=pooling, adapter=adapter)
 
-        shape = (vision.at_once(seen), seen.channels, seen.image_size, seen.image_size)
-        self.pixels = np.random.default_rng(0).random(shape, np.float32)
-        self.model, self.seen, self.encode = model, seen, vision.embed if seen.pooled else vision.encode
-        self.one, self.all = list[float](), list[float]()  # seconds
+    return Vectors("embed", encode, together, n * model.info.macs_per_token, "tok_s", n, {"n": n})
 
-    def run(self) -> None:
-        self.all.append(warm_seconds(lambda: self.encode(self.model, self.pixels)))
-        self.one.append(warm_seconds(lambda: self.encode(self.model, self.pixels[:1])))
 
-    def figures(self) -> dict[str, Any]:
-        runs = [len(self.pixels) / took for took in self.all]
-        speed = statistics.median(runs)
-        own = {"together": len(self.pixels), "ms": 1e3 * statistics.median(self.one)}
-        gmacs = speed * self.seen.macs_per_image / 1e9
-        return {"image": own | {"images_s": speed, "runs": runs, "gmac_s": gmacs}}
+def _images(model: Model, seen: ImageInfo) -> Vectors:
+    """Images that are arrays already."""
+    import numpy as np
+
+    together = vision.at_once(seen)
+    pixels = np.random.default_rng(0).random((together, seen.channels, seen.image_size, seen.image_size), np.float32)
+    compute = vision.embed if seen.pooled else vision.encode
+    return Vectors("image", lambda some: compute(model, pixels[:some]), together, seen.macs_per_image, "images_s", 1)
 
 
 def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> tuple[int, int, int]:
