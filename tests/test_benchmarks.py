@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_runtime import Model, bench, machine, measuring
+from bitnet_runtime import Model, machine
 from runtime_models import small_model
 from servers import served
 
@@ -80,10 +80,9 @@ print(json.dumps([common | {{"n_prompt": p, "n_gen": n, "avg_ts": speed / (2 if 
 """
 
 
-def test_a_peer_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_in_turn(tmp_path: Path, bench_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 10.0 * threads)  # each takes a second
     monkeypatch.setattr(machine, "int8_peak", lambda isa, threads: 100.0 * threads)
-    monkeypatch.setattr(bench, "subprocess", argparse.Namespace(run=bench_here))
     program, gguf = tmp_path / "llama-bench", tmp_path / "small.gguf"
     gguf.write_bytes(bytes(900_000))  # less than the program says, which counts a table twice
     line = ["--model", str(gguf), "--name", "peer", "--option=-rtr", "--option=3"]
@@ -167,16 +166,10 @@ def is_picture(path: Path) -> bool:
     return raw.startswith(b"\x89PNG\r\n") and width > 600 and height > 300
 
 
-def bench_here(command: list[str], **_: object) -> argparse.Namespace:
-    """Do in this process what the process of `bitnet bench` does (tests/test_cli_runtime.py starts some)."""
-    return argparse.Namespace(returncode=0, stdout=json.dumps(measuring.measure(**json.loads(command[-1]))))
-
-
-def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_end_to_end(tmp_path: Path, bench_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine.SHAPES, "small", SMALL)
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 10.0 * threads)  # each takes a second
     monkeypatch.setattr(machine, "int8_peak", lambda isa, threads: 100.0 * threads)
-    monkeypatch.setattr(bench, "subprocess", argparse.Namespace(run=bench_here))
     args = argparse.Namespace(
         threads=[1, 2], context=[16, 80], kv_type=["f16", "int8"], batch=[1, 3], prompt=8, gen=4, repeat=1
     )
