@@ -26,8 +26,8 @@ static size_t score_rows(const bn_stack *stack, size_t batch) {
 /* What a buffer has a part for. A view is shifted by a number of parts of each kind. */
 typedef enum owner {
     ROW_OF_PASS,    /* [R] each row that keeps something between steps */
-    ROW_OF_STEP,    /* [B] each row of a step */
-    ROW_OF_MIXTURE, /* [slots.rows] each row of a step that goes through a mixture */
+    ROW_OF_STEP,    /* [B, shareable] each row of a step */
+    ROW_OF_MIXTURE, /* [slots.rows, shareable] each row of a step that goes through a mixture */
     THREAD,         /* [threads] */
     SHARED,         /* one part for everybody */
     OWNERS
@@ -82,13 +82,21 @@ static void lay_out_inputs(plan *p, const bn_model *m, const bn_stack *stack, bn
     BUFFER(of, in->group_sums, each * in->group_sums_stride);
 }
 
+/* As many rows as threads can share evenly, so that e.g. two threads share 77 rows as two pieces of
+ * 39. Threads without a row of their own do not share any. */
+static size_t shareable(const plan *p, size_t rows) {
+    const size_t threads = p->parts[THREAD];
+    return rows < threads ? rows : bn_round_up(rows, threads);
+}
+
 /* Slots have their own inputs, and share the product scratch of the workspace. */
 static void lay_out_slots(plan *p, const bn_model *m, const bn_stack *stack) {
     const bn_config *c = &stack->config;
     const size_t X = c->n_experts, k = c->experts_per_token;
     bn_slots *s = &p->w->slots;
-    s->rows = p->parts[ROW_OF_MIXTURE] = bn_mixture_rows(c, p->w->batch);
+    s->rows = bn_mixture_rows(c, p->w->batch);
     s->taken = bn_mixture_experts(c, s->rows);
+    p->parts[ROW_OF_MIXTURE] = shareable(p, s->rows);
     BUFFER(ROW_OF_MIXTURE, s->logits, X);
     BUFFER(THREAD, s->keys, X);
     BUFFER(ROW_OF_MIXTURE, s->expert, k);
@@ -131,9 +139,9 @@ static void lay_out(plan *p, const bn_model *m, const bn_stack *stack) {
     const size_t D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     bn_workspace *w = p->w;
     w->room = c->mask == BN_MASK_CAUSAL ? w->batch : bn_max(ROOM, bn_max(w->batch, w->n_ctx));
-    p->parts[ROW_OF_PASS] = w->room;
-    p->parts[ROW_OF_STEP] = w->batch;
     p->parts[THREAD] = (size_t)bn_pool_threads(m->pool);
+    p->parts[ROW_OF_PASS] = w->room;
+    p->parts[ROW_OF_STEP] = shareable(p, w->batch);
     p->parts[SHARED] = 1;
     BUFFER(ROW_OF_PASS, w->rows, 1);
     BUFFER(ROW_OF_PASS, w->x, D);
@@ -225,7 +233,7 @@ bn_workspace bn_workspace_alone(const bn_workspace *w, size_t row, size_t thread
 }
 
 size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
-    return (w->slots.rows > 0 ? w->slots.rows : w->batch) / threads;
+    return bn_div_up(w->slots.rows > 0 ? w->slots.rows : w->batch, threads);
 }
 
 bn_workspace bn_workspace_part(const bn_workspace *w, size_t row, size_t thread, size_t threads) {

@@ -101,17 +101,26 @@ static bn_model *opened(const uint8_t *file, size_t size, const bn_load_options 
     return m;
 }
 
-/* Threads that run rows apart have slots for all of their rows. */
+/* Threads that run rows apart can take all rows of a step at once, with slots for each. */
 static void test_shares(void) {
+    enum { THREADS = 3, ODD = 100 };
     size_t size;
     uint8_t *file = tiny_file(long_mixture, SIZE_MAX, SIZE_MAX, &size);
-    bn_model *m = opened(file, size, &(bn_load_options){.threads = 2});
-    bn_session *s;
-    ok(bn_session_new(m, &(bn_session_options){.batch = TEXT}, &s));
-    const bn_workspace *w = bn_turn_begin(m);
-    CHECK(w->batch == TEXT && 2 * bn_workspace_share(w, 2) <= w->slots.rows);
-    bn_turn_end(m);
-    bn_session_free(s);
+    bn_model *m = opened(file, size, &(bn_load_options){.threads = THREADS});
+    const bn_config *c = &m->stack.config;
+    const int32_t batches[] = {ODD, TEXT};
+    for (size_t i = 0; i < 2; i++) {
+        bn_session *s;
+        ok(bn_session_new(m, &(bn_session_options){.batch = batches[i]}, &s));
+        const bn_workspace *w = bn_turn_begin(m);
+        const size_t share = bn_workspace_share(w, THREADS);
+        const bn_workspace last = bn_workspace_part(w, 0, THREADS - 1, THREADS);
+        CHECK(w->batch == (size_t)batches[i] && THREADS * share >= w->slots.rows);
+        CHECK(last.gate + share * c->ffn_dim <= w->up);
+        CHECK(last.slots.gate + share * c->experts_per_token * c->ffn_dim <= w->slots.up);
+        bn_turn_end(m);
+        bn_session_free(s);
+    }
     bn_model_close(m);
     free(file);
 }
