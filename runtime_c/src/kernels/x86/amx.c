@@ -35,18 +35,15 @@
 /* AVX-512-VNNI multiplies up to this many tokens, or queries */
 enum { FEW = 6, FEW_OF_TRITS = 12, FEW_OF_GROUPS = 8, FEW_OF_ROWS = 4, FEW_QUERIES = 4 };
 
-/* Writes a token's sums of P panels from `panel` on: to acc or, unless `to` is NULL, scaled. The
- * sums are in row `row` of each panel's tile. */
-INLINE void put_token(const bn_matmul *m, const bn_scaling *to, size_t token, size_t panel,
-                      int32_t (*tiles)[TILE_ROWS][BN_PANEL], size_t row, const int P) {
+/* Writes a panel's sums of the tokens of a tile: to acc or, unless `to` is NULL, scaled. */
+INLINE void put_tile(const bn_matmul *m, const bn_scaling *to, size_t token, size_t tokens,
+                     size_t panel, int32_t (*sums_of)[BN_PANEL]) {
     if (to) {
-        const token_scale of = scale_of(to, token);
-        for (size_t p = 0; p < (size_t)P; p++)
-            scale_panel(to, token, (panel + p) * BN_PANEL, sums_load(tiles[p][row]), of);
+        scale_tile(to, token, tokens, panel * BN_PANEL, *sums_of);
     } else {
         int32_t *acc = m->acc + token * m->acc_stride + panel * BN_PANEL;
-        for (size_t p = 0; p < (size_t)P; p++)
-            sums_store(acc + p * BN_PANEL, sums_load(tiles[p][row]));
+        for (size_t t = 0; t < tokens; t++)
+            sums_store(acc + t * m->acc_stride, sums_load(sums_of[t]));
     }
 }
 
@@ -65,11 +62,12 @@ INLINE void multiply_block(const bn_matmul *m, const bn_scaling *to, const code_
     clear_sums();
     multiply_steps(&w, 0, w.steps, q, q + at->apart * m->q_stride, m->q_stride, kind, T, P);
     store_sums(sums_of, T, P);
-    for (size_t t = 0; t < at->apart + size; t++)
-        if (t < size)
-            put_token(m, to, at->first + t, panel, sums_of[0], t, P);
-        else
-            put_token(m, to, at->first + t, panel, sums_of[1], t - at->apart, P);
+    const size_t known = size - at->apart; /* tokens of the second tile that the first has, too */
+    for (size_t p = 0; p < (size_t)P; p++) {
+        put_tile(m, to, at->first, size, panel + p, sums_of[0][p]);
+        if (T > 1)
+            put_tile(m, to, at->first + size, size - known, panel + p, sums_of[1][p] + known);
+    }
 }
 
 /* The product: sums in acc or, unless `to` is NULL, scaled outputs. */

@@ -24,28 +24,48 @@ INLINE vec load_part(const float *p, size_t n) {
     return n == LANES ? vec_load(p) : vec_load_first(p, n);
 }
 
+/* The rule: v = (acc - offset) * factor + bias, or before + v * weight. */
+INLINE vec scaled_sums(const bn_scaling *a, sums acc, int32_t offset, vec factor, vec bias,
+                       vec before) {
+    vec v = vec_mul(vec_from_int(acc - offset), factor);
+    if (a->bias)
+        v = vec_add(v, bias);
+    return a->accumulate ? vec_add(before, vec_mul(v, vec_set(a->weight))) : v;
+}
+
 /* Outputs i to i + n - 1, n <= LANES; y points to output i. */
 INLINE vec scaled_part(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of,
                        size_t n) {
     if (a->scale_each)
         of.factor = vec_div(load_part(a->scales + i, n), vec_set(of.s));
-    vec v = vec_mul(vec_from_int(acc - of.offset), of.factor);
-    if (a->bias)
-        v = vec_add(v, load_part(a->bias + i, n));
-    return a->accumulate ? vec_add(load_part(y, n), vec_mul(v, vec_set(a->weight))) : v;
+    return scaled_sums(a, acc, of.offset, of.factor,
+                       a->bias ? load_part(a->bias + i, n) : vec_zero(),
+                       a->accumulate ? load_part(y, n) : vec_zero());
 }
 
 INLINE vec scaled(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of) {
     return scaled_part(a, i, y, acc, of, LANES);
 }
 
-/* Outputs i to i + LANES - 1 of token t, or as many as there are. */
-INLINE void scale_panel(const bn_scaling *a, size_t t, size_t i, sums acc, token_scale of) {
-    float *y = a->y + t * a->y_stride + i;
-    if (i + LANES <= a->n)
-        vec_store(y, scaled(a, i, y, acc, of));
-    else if (i < a->n)
-        vec_store_first(y, scaled_part(a, i, y, acc, of, a->n - i), a->n - i);
+/* Outputs i to i + LANES - 1, or as many as there are, of `tokens` <= LANES tokens from t on.
+ * acc: [tokens][LANES] */
+INLINE void scale_tile(const bn_scaling *all, size_t t, size_t tokens, size_t i,
+                       const int32_t *acc) {
+    const bn_scaling a = *all; /* local copy: stores cannot alias it */
+    if (i >= a.n)
+        return;
+    const size_t n = a.n - i;
+    const vec bias = a.bias ? vec_load_first(a.bias + i, n) : vec_zero();
+    const vec each = a.scale_each ? vec_load_first(a.scales + i, n) : vec_zero();
+    float *y = a.y + t * a.y_stride + i, factors[LANES];
+    vec_store(factors, vec_div(vec_set(*a.scales), vec_load_first(a.s + t, tokens)));
+    for (size_t r = 0; r < tokens; r++, y += a.y_stride) {
+        const vec factor = a.scale_each ? vec_div(each, vec_set(a.s[t + r])) : vec_set(factors[r]);
+        const vec before = a.accumulate ? vec_load_first(y, n) : vec_zero();
+        const int32_t offset = a.q_sums ? a.q_sums[t + r] : 0;
+        vec_store_first(
+            y, scaled_sums(&a, sums_load(acc + r * LANES), offset, factor, bias, before), n);
+    }
 }
 
 /* Scales the outputs from `first` on. */
