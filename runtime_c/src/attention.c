@@ -131,7 +131,7 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
                   .q_scale = s->q_scale,
                   .scores = s->scores,
                   .weight_scale = s->weight_scale};
-    const size_t stride = c->n_heads * E;
+    const size_t stride = bn_row_stride(c->n_heads * E);
     const float *from = p->w->q + row * stride + g * group * E;
     if (kv->encode_query)
         encode_queries(&b, from, stride, s);

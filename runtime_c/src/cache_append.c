@@ -105,7 +105,7 @@ static void turn_row(const bn_pass *p, const bn_layer *l, size_t row, size_t g, 
     const bn_config *c = &p->stack->config;
     const bn_workspace *w = p->w;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads, of_each = H / G;
-    float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E;
+    float *q = w->q + row * bn_row_stride(H * E), *k = w->kv + row * bn_row_stride(2 * G * E);
     const float *angle = w->angle + (row * BN_POSITION_TABLES + l->table) * p->stack->positions.dim;
 
     for (size_t h = g * of_each; h < end * of_each; h++)
@@ -130,14 +130,15 @@ static void store_rows(const bn_pass *p, const bn_layer *l, size_t row, size_t r
     const size_t E = c->head_dim, G = c->n_kv_heads;
     const bn_row *r = &p->w->rows[row];
     const bn_kv_head head = bn_cache_head(r->cache, l, g, G);
-    const float *k = p->w->kv + (row * 2 * G + g) * E;
+    const size_t stride = bn_row_stride(2 * G * E);
+    const float *k = p->w->kv + row * stride + g * E;
     stored a = {.kernels = &p->m->kernels,
                 .kv = &bn_kv_types[r->cache->type],
                 .part = head.part,
                 .slot = (size_t)r->position % head.part->slots,
                 .rows = rows,
                 .E = E,
-                .stride = 2 * G * E};
+                .stride = stride};
     a.at = bn_cache_piece(&head, a.slot, rows);
     for (size_t i = 0; i < rows; i++) { /* the next head's; the following tile's */
         const float *later = k + i * a.stride + E;

@@ -134,7 +134,8 @@ static void join_rows(void *context, int32_t thread, size_t first, size_t end) {
 void bn_draft_enter(bn_pass *p) {
     const size_t D = p->stack->config.dim;
     const bn_norm none = {0};
-    const bn_product product = {.w = &p->stack->join.projection, .y = p->w->x, .y_stride = D};
+    const bn_product product = {
+        .w = &p->stack->join.projection, .y = p->w->x, .y_stride = bn_row_stride(D)};
     bn_each_row(p, join_rows, p);
     bn_quantize_h(p, &none, 2 * D, product.w);
     bn_linear(&p->w->in, 0, p->rows, &product, 1);

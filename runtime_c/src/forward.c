@@ -42,12 +42,13 @@ void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x)
 static void embed_row(bn_pass *p, size_t row) {
     const bn_stack *s = p->stack;
     const bn_row *r = &p->w->rows[row];
-    float *x = p->w->x + row * s->config.dim;
+    const size_t stride = bn_row_stride(s->config.dim);
+    float *x = p->w->x + row * stride;
     if (r->vector)
         memcpy(x, r->vector, s->config.dim * sizeof *x);
     else if (!r->pixels && !r->state)
         bn_embed(p->m, s, r->token, x);
-    bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * s->config.dim);
+    bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * stride);
     if (s->embedding_norm.gain)
         bn_norm_checked(p, &s->embedding_norm, x, 0, x, 0, s->config.dim, 1);
     for (size_t table = 0; table < BN_POSITION_TABLES; table++)
@@ -74,9 +75,9 @@ static void enter(bn_pass *p, const bn_layer *none) {
 static void remember(bn_pass *p, const bn_layer *l) {
     const bn_config *c = &p->stack->config;
     const size_t HE = (size_t)c->n_heads * c->head_dim, GE = (size_t)c->n_kv_heads * c->head_dim;
-    const bn_product qkv[] = {{.w = &l->q, .y = p->w->q, .y_stride = HE},
-                              {.w = &l->k, .y = p->w->kv, .y_stride = 2 * GE},
-                              {.w = &l->v, .y = p->w->kv + GE, .y_stride = 2 * GE}};
+    const bn_product qkv[] = {{.w = &l->q, .y = p->w->q, .y_stride = bn_row_stride(HE)},
+                              {.w = &l->k, .y = p->w->kv, .y_stride = bn_row_stride(2 * GE)},
+                              {.w = &l->v, .y = p->w->kv + GE, .y_stride = bn_row_stride(2 * GE)}};
 
     bn_project(p, &l->attn_norm, qkv, 3); /* q, k, v of norm(x) */
     bn_cache_append(p, l);                /* rope(q); rope(k), v into the cache */

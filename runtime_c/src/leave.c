@@ -17,7 +17,7 @@ static void norm_rows(void *context, int32_t thread, size_t first, size_t end) {
     (void)thread;
     for (size_t row = first; row < end; row++)
         if (!bn_norm_row(&p->m->kernels, &p->stack->final_norm, w->in.h + row * w->in.wide,
-                         w->x + row * D, D))
+                         w->x + row * bn_row_stride(D), D))
             bn_fail_pass(p);
 }
 

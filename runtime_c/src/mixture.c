@@ -43,8 +43,8 @@ static void route_rows(void *context, int32_t thread, size_t first, size_t end) 
     const bn_operands *in = &m->p->w->in;
     const size_t D = m->p->stack->config.dim, row = m->p->first + first;
     const bn_product product = scores(m, first);
-    bn_quantize_rows(m->p, row, end - first, &m->ffn->norm, m->p->w->x + row * D, D, D,
-                     &m->ffn->router);
+    bn_quantize_rows(m->p, row, end - first, &m->ffn->norm, m->p->w->x + row * bn_row_stride(D),
+                     bn_row_stride(D), D, &m->ffn->router);
     bn_linear_alone(in, thread, row, end - first, &product);
     for (size_t i = first; i < end; i++)
         choose(m, thread, i);
@@ -95,9 +95,10 @@ typedef enum step { FIRST, GATE, UP, DOWN } step; /* FIRST: gate and up together
 
 static int products_of(const mixture *m, step which, const bn_network *network, size_t slot,
                        bn_product products[2]) {
-    const size_t D = m->p->stack->config.dim;
+    const size_t stride = bn_row_stride(m->p->stack->config.dim);
     if (which == DOWN) {
-        products[0] = (bn_product){.w = &network->down, .y = m->slots->y + slot * D, .y_stride = D};
+        products[0] =
+            (bn_product){.w = &network->down, .y = m->slots->y + slot * stride, .y_stride = stride};
         return 1;
     }
     const int n = bn_ffn_products(&m->of_slots, m->ffn, network, slot, products);
@@ -187,13 +188,13 @@ static void first_products(mixture *m) {
 static void sum_rows(void *context, int32_t thread, size_t first, size_t end) {
     const mixture *m = context;
     const bn_slots *s = m->slots;
-    const size_t D = m->p->stack->config.dim, k = m->ffn->choice.taken;
+    const size_t D = m->p->stack->config.dim, stride = bn_row_stride(D), k = m->ffn->choice.taken;
     (void)thread;
     for (size_t i = first; i < end; i++) {
-        float *y = m->p->w->y + (m->p->first + i) * D;
+        float *y = m->p->w->y + (m->p->first + i) * stride;
         memset(y, 0, D * sizeof *y);
         for (size_t j = i * k; j < (i + 1) * k; j++)
-            m->p->m->kernels.vectors.add(y, s->y + s->slot[j] * D, s->share[j], D);
+            m->p->m->kernels.vectors.add(y, s->y + s->slot[j] * stride, s->share[j], D);
     }
     bn_sum_rows(m->p, &m->ffn->post_norm, m->p->first + first, end - first);
 }

@@ -79,11 +79,11 @@ static void finish_row(const activation *a, size_t row, const float *h) {
 /* h = act(gate) · up */
 static void gated_rows(void *context, int32_t thread, size_t first, size_t end) {
     const activation *a = context;
-    const size_t F = a->p->stack->config.ffn_dim;
+    const size_t F = a->p->stack->config.ffn_dim, stride = bn_row_stride(F);
     (void)thread;
     for (size_t row = first; row < end; row++) {
         float *h = place_of(a, row, first);
-        a->ffn->act(h, a->p->w->gate + row * F, a->p->w->up + row * F, F);
+        a->ffn->act(h, a->p->w->gate + row * stride, a->p->w->up + row * stride, F);
         finish_row(a, row, h);
     }
 }
@@ -92,7 +92,7 @@ static void gated_rows(void *context, int32_t thread, size_t first, size_t end) 
 static void plain_rows(void *context, int32_t thread, size_t first, size_t end) {
     enum { PIECE = 1024 };
     const activation *a = context;
-    const size_t F = a->p->stack->config.ffn_dim;
+    const size_t F = a->p->stack->config.ffn_dim, stride = bn_row_stride(F);
     float ones[PIECE];
     (void)thread;
     for (size_t i = 0; i < PIECE; i++)
@@ -100,7 +100,7 @@ static void plain_rows(void *context, int32_t thread, size_t first, size_t end) 
     for (size_t row = first; row < end; row++) {
         float *h = place_of(a, row, first);
         for (size_t i = 0; i < F; i += PIECE)
-            a->ffn->act(h + i, a->p->w->up + row * F + i, ones, bn_min(F - i, PIECE));
+            a->ffn->act(h + i, a->p->w->up + row * stride + i, ones, bn_min(F - i, PIECE));
         finish_row(a, row, h);
     }
 }
@@ -112,14 +112,14 @@ void bn_ffn_activate(bn_pass *p, const bn_ffn *ffn, const uint32_t *network) {
 
 int bn_ffn_products(const bn_pass *p, const bn_ffn *ffn, const bn_network *network, size_t row,
                     bn_product products[2]) {
-    const size_t F = p->stack->config.ffn_dim;
-    float *gate = p->w->gate + row * F;
+    const size_t stride = bn_row_stride(p->stack->config.ffn_dim);
+    float *gate = p->w->gate + row * stride;
     const int is_gated = ffn->kind == BN_FFN_GATED;
     if (is_gated)
-        *products++ = (bn_product){.w = &network->gate, .y = gate, .y_stride = F};
+        *products++ = (bn_product){.w = &network->gate, .y = gate, .y_stride = stride};
     *products = (bn_product){.w = &network->up,
-                             .y = p->w->up + row * F,
-                             .y_stride = F,
+                             .y = p->w->up + row * stride,
+                             .y_stride = stride,
                              .where = is_gated && ffn->rectifies ? gate : NULL};
     return 1 + is_gated;
 }

@@ -95,7 +95,7 @@ static void quantize_rows(void *context, int32_t thread, size_t first, size_t en
 
 void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear) {
     const size_t D = p->stack->config.dim;
-    bn_each_row(p, quantize_rows, &(inputs){p, norm, p->w->x, D, D, linear});
+    bn_each_row(p, quantize_rows, &(inputs){p, norm, p->w->x, bn_row_stride(D), D, linear});
 }
 
 void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tensor *linear) {
@@ -117,16 +117,17 @@ typedef struct addition {
 
 void bn_sum_rows(bn_pass *p, const bn_norm *after, size_t row, size_t n) {
     const bn_config *c = &p->stack->config;
-    const size_t D = c->dim;
+    const size_t D = c->dim, stride = bn_row_stride(D);
     const int of_sum = (c->norm_flags & BN_RESIDUAL_NORM) != 0;
     for (size_t end = row + n, rows; row < end; row += rows) {
-        float *y = p->w->y + row * D, *x = p->w->x + row * D;
+        float *y = p->w->y + row * stride, *x = p->w->x + row * stride;
         rows = bn_min(end - row, NORM_ROWS);
         if (after->gain && !of_sum)
-            bn_norm_checked(p, after, y, D, y, D, D, rows);
-        p->m->kernels.vectors.add(x, y, c->residual_scale, rows * D);
+            bn_norm_checked(p, after, y, stride, y, stride, D, rows);
+        for (size_t i = 0; i < rows; i++)
+            p->m->kernels.vectors.add(x + i * stride, y + i * stride, c->residual_scale, D);
         if (after->gain && of_sum)
-            bn_norm_checked(p, after, x, D, x, D, D, rows);
+            bn_norm_checked(p, after, x, stride, x, stride, D, rows);
     }
 }
 
@@ -139,10 +140,10 @@ static void add_rows(void *context, int32_t thread, size_t first, size_t end) {
 void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after) {
     const bn_config *c = &p->stack->config;
     const int direct = after->gain == NULL;
-    const size_t first = p->first * c->dim;
+    const size_t stride = bn_row_stride(c->dim), first = p->first * stride;
     const bn_product product = {.w = linear,
                                 .y = (direct ? p->w->x : p->w->y) + first,
-                                .y_stride = c->dim,
+                                .y_stride = stride,
                                 .accumulate = direct,
                                 .scale = c->residual_scale};
     bn_linear(&p->w->in, p->first, p->rows, &product, 1);

@@ -39,7 +39,7 @@ static void gather_rows(void *context, int32_t thread, size_t first, size_t end)
 
 void bn_patches(bn_pass *p) {
     const bn_product product = {
-        .w = &p->stack->patch, .y = p->w->x, .y_stride = p->stack->config.dim};
+        .w = &p->stack->patch, .y = p->w->x, .y_stride = bn_row_stride(p->stack->config.dim)};
     bn_each_row(p, gather_rows, p);
     bn_linear(&p->w->in, 0, p->rows, &product, 1);
 }

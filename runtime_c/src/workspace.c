@@ -108,9 +108,9 @@ static void lay_out_slots(plan *p, const bn_model *m, const bn_stack *stack) {
     BUFFER(THREAD, s->groups, s->taken);
     BUFFER(THREAD, s->products, 2 * s->taken);
     lay_out_inputs(p, m, stack, &s->in, ROW_OF_MIXTURE, k);
-    BUFFER(ROW_OF_MIXTURE, s->gate, k * c->ffn_dim);
-    BUFFER(ROW_OF_MIXTURE, s->up, k * c->ffn_dim);
-    BUFFER(ROW_OF_MIXTURE, s->y, k * c->dim);
+    BUFFER(ROW_OF_MIXTURE, s->gate, k * bn_row_stride(c->ffn_dim));
+    BUFFER(ROW_OF_MIXTURE, s->up, k * bn_row_stride(c->ffn_dim));
+    BUFFER(ROW_OF_MIXTURE, s->y, k * bn_row_stride(c->dim));
 }
 
 /* Scratch memory to multiply the inputs of the workspace. */
@@ -144,14 +144,14 @@ static void lay_out(plan *p, const bn_model *m, const bn_stack *stack) {
     p->parts[ROW_OF_STEP] = shareable(p, w->batch);
     p->parts[SHARED] = 1;
     BUFFER(ROW_OF_PASS, w->rows, 1);
-    BUFFER(ROW_OF_PASS, w->x, D);
-    BUFFER(ROW_OF_PASS, w->q, H * E);
+    BUFFER(ROW_OF_PASS, w->x, bn_row_stride(D));
+    BUFFER(ROW_OF_PASS, w->q, bn_row_stride(H * E));
     BUFFER(ROW_OF_PASS, w->angle, BN_POSITION_TABLES * c->rope_dim);
     lay_out_inputs(p, m, stack, &w->in, ROW_OF_STEP, 1);
-    BUFFER(ROW_OF_STEP, w->kv, 2 * G * E);
-    BUFFER(ROW_OF_STEP, w->gate, F);
-    BUFFER(ROW_OF_STEP, w->up, F);
-    BUFFER(ROW_OF_STEP, w->y, D);
+    BUFFER(ROW_OF_STEP, w->kv, bn_row_stride(2 * G * E));
+    BUFFER(ROW_OF_STEP, w->gate, bn_row_stride(F));
+    BUFFER(ROW_OF_STEP, w->up, bn_row_stride(F));
+    BUFFER(ROW_OF_STEP, w->y, bn_row_stride(D));
     /* weight rows computed together; the head computes as many at a time */
     lay_out_products(p, m, bn_round_up(bn_max(bn_max((H + 2 * G) * E, D), 2 * F), BN_PANEL));
     w->attend_stride =

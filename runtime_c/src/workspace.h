@@ -20,6 +20,12 @@
 
 struct bn_buffer; /* workspace.c */
 
+/* Floats from one row of n to the next: an odd number of cache lines. With a power of two, rows
+ * would compete for a few cache sets: products write 32 rows at a time, and a set holds 8 or 12. */
+static inline size_t bn_row_stride(size_t n) {
+    return bn_round_up(n, BN_LANES) | BN_LANES;
+}
+
 /* Scratch memory of a mixture (mixture.h) for up to `rows` rows with k slots each. k: experts per
  * row, X: experts in all. */
 typedef struct bn_slots {
@@ -39,7 +45,8 @@ typedef struct bn_slots {
     float *gate, *up, *y;
 } bn_slots;
 
-/* Scratch memory for a step of up to B rows, and what up to R rows keep between steps. */
+/* Scratch memory for a step of up to B rows, and what up to R rows keep between steps. Rows of x,
+ * q, kv, gate, up and y lie bn_row_stride of their length apart, also in slots. */
 typedef struct bn_workspace {
     size_t batch;     /* B */
     size_t room;      /* R: B, or at least a whole context for non-causal masks */

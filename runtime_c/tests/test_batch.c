@@ -293,7 +293,7 @@ static void test_fork_in_a_turn(void) {
     CHECK(child >= 0);
     if (child == 0) {
         alarm(60);
-        memset(w->x, 0x55, w->batch * DIM * sizeof *w->x);
+        memset(w->x, 0x55, w->batch * bn_row_stride(DIM) * sizeof *w->x);
         memset(w->in.q, 0x55, w->batch * w->in.q_stride);
         memset(w->partial, 0x55, DIM * sizeof *w->partial);
         w->chunks_done[0] = w->in.scratch.skipped[0] = w->in.scratch.skipped[1] = 1;

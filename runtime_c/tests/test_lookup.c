@@ -67,7 +67,7 @@ static void check_cleared(bn_model *model) {
 /* In a pass with room for more rows. */
 static void check_rows(bn_model *model, int32_t n) {
     static float expected[CONTEXT][VOCAB], logits[CONTEXT][VOCAB];
-    const size_t past = (size_t)n * FFN, end = (size_t)CONTEXT * FFN;
+    const size_t stride = bn_row_stride(FFN), past = (size_t)n * stride, end = CONTEXT * stride;
     int32_t text[CONTEXT];
     uint64_t random = 9;
     bn_session *s;
@@ -84,7 +84,7 @@ static void check_rows(bn_model *model, int32_t n) {
     ok(bn_session_append(s, text, n, BN_LOGITS_ALL, logits[0]));
     CHECK(memcmp(logits, expected, (size_t)n * sizeof *logits) == 0);
     for (size_t i = past; i < end; i++)
-        CHECK_MSG(w->gate[i] == 7 && w->up[i] == 7, "%d rows: row %zu is written", n, i / FFN);
+        CHECK_MSG(w->gate[i] == 7 && w->up[i] == 7, "%d rows: row %zu is written", n, i / stride);
     bn_session_free(s);
 }
 

@@ -31,9 +31,9 @@ int bn_backlog_follows(const bn_session *s, int32_t position);
 float *bn_backlog_state(const bn_session *s, int32_t i);
 
 /* Write draft rows for n positions of a text from `place` on; the token after each position must be
- * in s->tokens. */
+ * in s->tokens. stride: floats from state to state */
 void bn_backlog_rows(bn_workspace *w, size_t first, bn_session *s, int32_t place, int32_t n,
-                     const float *states);
+                     const float *states, size_t stride);
 
 /* The draft has taken all but the last `left` states of the backlog; drop them. */
 void bn_backlog_shorten(bn_session *s, int32_t left);

@@ -42,7 +42,7 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
 /* --- delivering what is wanted: all rows of a batch here want the same --- */
 
 static float *state_of(const bn_batch *b, size_t row) {
-    return b->w->x + row * b->stack->config.dim;
+    return b->w->x + row * bn_row_stride(b->stack->config.dim);
 }
 
 /* Hash of the bits of n floats; never 0. */

@@ -106,12 +106,13 @@ static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     size_t rows = 0;
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
+        const size_t D = s->stack->config.dim;
         const int32_t more = s->pending > 0 ? s->pending : 1;
         if (s->pending > 0)
-            bn_backlog_rows(w, rows, s, s->drafted, more, s->backlog);
+            bn_backlog_rows(w, rows, s, s->drafted, more, s->backlog, D);
         else
             bn_backlog_rows(w, rows, s, s->position + who[i]->n - 1, 1,
-                            bn_backlog_state(s, BN_BACKLOG));
+                            bn_backlog_state(s, BN_BACKLOG), D);
         rows += (size_t)more;
         who[i]->row = rows - 1;
     }
@@ -132,10 +133,10 @@ static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
 static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
-        const size_t D = s->stack->config.dim;
+        const size_t D = s->stack->config.dim, stride = bn_row_stride(D);
         float *hidden = bn_backlog_state(s, BN_BACKLOG + 1);
-        memcpy(hidden, w->x + who[i]->row * D, D * sizeof *hidden);
-        memcpy(w->x + (size_t)i * D, hidden, D * sizeof *hidden);
+        memcpy(hidden, w->x + who[i]->row * stride, D * sizeof *hidden);
+        memcpy(w->x + (size_t)i * stride, hidden, D * sizeof *hidden);
         if (s->pending > 0) { /* its last state stays in the backlog's memory (bn_session_guess) */
             bn_backlog_shorten(s, 1);
             s->drafted++;

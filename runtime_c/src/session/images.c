@@ -140,7 +140,7 @@ static bn_status pool(work *k, size_t n) {
     for (size_t row = 0; row < n * k->each; row++) {
         const size_t at = row % k->each;
         const int mean = c->pooling == BN_POOL_MEAN;
-        float *x = w->x + row * D, *h = w->in.h + row / k->each * w->in.wide;
+        float *x = w->x + row * bn_row_stride(D), *h = w->in.h + row / k->each * w->in.wide;
         if (!mean && at != (c->pooling == BN_POOL_LAST ? k->each - 1 : 0))
             continue;
         if (!bn_norm_row(kernels, &k->stack->final_norm, x, x, D))
