@@ -19,6 +19,18 @@ def refuse(message: str) -> int:
     return 2
 
 
+def idle(args: argparse.Namespace, *rules: tuple[str, object, str]) -> str:
+    """Why an option that is given would have no effect; "" if each has one.
+
+    A rule: names of options with spaces between them, whether they have an effect, and what is said of one without.
+    """
+    for names, useful, reason in rules:
+        for name in names.split() if not useful else ():
+            if getattr(args, name):
+                return f"--{name.replace('_', '-')} {reason}"
+    return ""
+
+
 def check_exists(source: str | Path) -> None:
     """Raises FileNotFoundError if what a verb reads, a run or a packed file, is not there."""
     if not Path(source).exists():

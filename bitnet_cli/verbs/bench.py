@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bitnet_cli.arguments import at_least, encodings, refuse
+from bitnet_cli.arguments import at_least, encodings, idle, refuse
 from bitnet_cli.model_options import add_adapter, add_model, load_options, model_path
 from bitnet_cli.signals import at_once
 
@@ -51,10 +51,12 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if (path is None) == (args.shape is None):
         return refuse("give either a packed file or --shape NAME")
-    if path is not None and args.encoding:
-        return refuse("--encoding needs --shape; a file has its own encoding, which `bitnet export` can change")
-    if path is None and args.adapter:
-        return refuse("--adapter goes with the packed file that it belongs to, and --shape has random weights")
+    if told := idle(
+        args,
+        ("encoding", args.shape, "needs --shape; a file has its own encoding, which `bitnet export` can change"),
+        ("adapter", path, "goes with the packed file that it belongs to, and --shape has random weights"),
+    ):
+        return refuse(told)
     needed = args.depth + max(args.prompt or USUAL, (args.gen or USUAL) + 1)
     needed = needed if args.depth or args.prompt or args.gen else 0
     with nullcontext(path) if path else _random_file(args.shape, needed, args.encoding or "2.0") as file:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, encodings, misnamed, number_formats, refuse
+from bitnet_cli.arguments import at_least, encodings, idle, misnamed, number_formats, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -73,23 +73,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
-_GOES_WITH = {
-    "tokens": (None,), "encoding": (None,), "sparse": (None,), "linears": (None,), "head": (None, "gguf"),
-    "type": ("gguf",), "no_tokenizer": ("gguf",), "form": ("onnx",),
-}  # fmt: skip
-"""The values of --to with which an option has an effect; None: a packed file is written."""
-
-
-def _target(to: str | None) -> str:
-    return f"--to {to}" if to else "packed files"
-
-
 def run(args: argparse.Namespace) -> int:
-    given = {name: getattr(args, name) for name in _GOES_WITH if getattr(args, name)}
-    for name in given:
-        if args.to not in _GOES_WITH[name]:
-            targets = " and ".join(map(_target, _GOES_WITH[name]))
-            return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
+    found = f"not for --to {args.to}" if args.to else "not for packed files"
+    if told := idle(
+        args,
+        ("tokens encoding sparse linears", not args.to, f"is for packed files, {found}"),
+        ("head", args.to in (None, "gguf"), f"is for packed files and --to gguf, {found}"),
+        ("type no_tokenizer", args.to == "gguf", f"is for --to gguf, {found}"),
+        ("form", args.to == "onnx", f"is for --to onnx, {found}"),
+    ):
+        return refuse(told)
     from bitnet_export.packed.replacing import kind_of
 
     source = Path(args.source)
@@ -122,15 +115,16 @@ def run(args: argparse.Namespace) -> int:
                 from bitnet_export.foreign.onnx.write import write_onnx
 
             progress("writing the graph and comparing it with the engine")
-            report = write_onnx(args.source, args.out, **given)
+            report = write_onnx(args.source, args.out, form=args.form or "int8")
         else:
             with at_once():
                 import torch  # noqa: F401  # which it loads later
 
                 from bitnet_export.convert.incoming import convert
 
-            given["sparse"] = args.sparse == "on"
-            report = convert(args.source, args.out, progress=progress, **given)
+            names = ("tokens", "encoding", "head", "linears")
+            given = {name: getattr(args, name) for name in names if getattr(args, name)}
+            report = convert(args.source, args.out, progress=progress, sparse=args.sparse == "on", **given)
     say(f"converted  {escape(args.source)} to {escape(args.out)}\n{report}")
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from bitnet_cli.arguments import refuse
+from bitnet_cli.arguments import idle, refuse
 from bitnet_cli.model_options import adapter_of, add_adapter, add_images, add_model, model_path, note, opened
 from bitnet_cli.texts import lines_of, plain, read_text, typed
 from bitnet_runtime.shape import POOLING
@@ -46,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
         if not texts:
             raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
     texts = texts or []
-    for name in ("adapter", "pooling"):
-        if getattr(args, name) and not texts:
-            said = "changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT"
-            return refuse(f"--{name} {said}")
+    alone = "changes the vectors of texts alone, and there is none; leave it out, or give -p TEXT"
+    if told := idle(args, ("adapter pooling", texts, alone)):
+        return refuse(told)
     with opened(args, path) as model:
         import numpy as np
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_cli.arguments import at_least, check_exists
+from bitnet_cli.arguments import at_least, check_exists, idle
 from bitnet_cli.model_options import adapter_of, add_adapter, add_threads
 from bitnet_cli.signals import at_once
 from bitnet_cli.tasks import in_engine
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
     from bitnet.train.objectives import Result
     from bitnet_runtime import Model
-
-FOR_TEXT = ("data", "column", "tokens", "context", "stride", "samples")
-FOR_TASKS = ("fewshot", "limit", "chat")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,9 +82,16 @@ def run(args: argparse.Namespace) -> int:
     source = Path(args.source)
     check_exists(source)
     is_packed = not source.is_dir()
-    if args.adapter and not is_packed:
-        raise ValueError("--adapter is for packed files; a run of an adapter is measured with it")
-    _check(args, is_packed or bool(args.tasks or args.samples))
+    if told := idle(
+        args,
+        ("adapter", is_packed, "is for packed files; a run of an adapter is measured with it"),
+        ("data column tokens context stride samples", not args.tasks, "is for text, not for --tasks"),
+        ("fewshot limit chat", args.tasks, "goes with --tasks"),
+        ("column", args.data, "has no effect without --data"),
+        ("prompt", args.samples, "goes with --samples"),
+        ("kv_type", is_packed or args.tasks or args.samples, "is for packed files"),
+    ):
+        raise ValueError(told)
     shown = ""
     figures: dict[str, Any] = {}
     checkpoint = None if is_packed else _opened(source)
@@ -136,17 +140,6 @@ def run(args: argparse.Namespace) -> int:
         shown += f"\n\n--- sample {i} ---\n{text}"
     show((json.dumps({"source": args.source} | figures) if args.json else shown) + "\n")
     return 0
-
-
-def _check(args: argparse.Namespace, engine: bool) -> None:
-    """Raises ValueError: an option without effect."""
-    rules = [(FOR_TEXT, not args.tasks, "is for text, not for --tasks"), (FOR_TASKS, args.tasks, "goes with --tasks")]
-    rules += [(("column",), args.data, "has no effect without --data")]
-    rules += [(("prompt",), args.samples, "goes with --samples"), (("kv_type",), engine, "is for packed files")]
-    for names, useful, reason in rules:
-        for name in names:
-            if getattr(args, name) not in (None, 0, False) and not useful:
-                raise ValueError(f"--{name.replace('_', '-')} {reason}")
 
 
 def _is_encoder(model: Model | ModelConfig) -> bool:

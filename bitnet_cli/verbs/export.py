@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import at_least, check_exists, encodings, misnamed, number_formats, refuse
+from bitnet_cli.arguments import at_least, check_exists, encodings, idle, misnamed, number_formats, refuse
 from bitnet_cli.signals import at_once
 from bitnet_runtime.terminal import escape, say
 
@@ -52,13 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     is_packed = Path(args.checkpoint).is_file()
-    if args.head and is_packed:
-        return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
-    if args.tokens and is_packed:
-        return refuse("--tokens goes with a checkpoint; a packed file is compared bit by bit, not on a text")
-    if args.base and (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0"):
-        return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
-    if told := misnamed(args.out):
+    alone = not (is_packed or args.head or args.sparse != "auto" or args.encoding != "2.0")
+    if told := idle(
+        args,
+        ("head", not is_packed, "goes with a checkpoint; a packed file no longer has what was trained"),
+        ("tokens", not is_packed, "goes with a checkpoint; a packed file is compared bit by bit, not on a text"),
+        ("base", alone, "goes with a run or a checkpoint alone: the model keeps the encoding that it has"),
+    ) or misnamed(args.out):
         return refuse(told)
     check_exists(args.checkpoint)
     with at_once():

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_cli.arguments import at_least, refuse
+from bitnet_cli.arguments import at_least, idle, refuse
 from bitnet_cli.model_options import add_engine, add_template, fitting_session, load, note
 from bitnet_cli.signals import at_once
 from bitnet_runtime.model_sessions import limit
@@ -177,19 +177,15 @@ def _origin(text: str) -> str:
     return origin
 
 
-def _without_effect(args: argparse.Namespace) -> str:
-    """Why an option would say nothing beside the others; "": none."""
-    if args.unix and args.host:
-        return "--host is an address of the network, and --unix listens on none; leave one of them out"
-    if args.cache_dir and args.no_reuse:
-        return "--cache-dir keeps the prefix cache, which --no-reuse turns off; leave one of them out"
-    if args.cache_dir_size and not args.cache_dir:
-        return "--cache-dir-size is of the folder that --cache-dir names; name one, or leave it out"
-    return ""
-
-
 def run(args: argparse.Namespace) -> int:
-    if told := _without_effect(args):
+    one = f"goes with one model, and {len(args.model)} are given; serve it by itself"
+    if told := idle(
+        args,
+        ("host", not args.unix, "is an address of the network, and --unix listens on none; leave one of them out"),
+        ("cache_dir", not args.no_reuse, "keeps the prefix cache, which --no-reuse turns off; leave one of them out"),
+        ("cache_dir_size", args.cache_dir, "is of the folder that --cache-dir names; name one, or leave it out"),
+        ("chat_template", len(args.model) == 1, one),
+    ):
         return refuse(told)
     key = os.environ.get(KEY)
     keys = args.api_key or ([] if key is None else [key])
@@ -203,8 +199,6 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
-    if args.chat_template and len(names) > 1:
-        return refuse(f"--chat-template goes with one model, and {len(names)} are given; serve it by itself")
     with at_once():
         from bitnet_serve.application import Options
         from bitnet_serve.guard import local_hosts
