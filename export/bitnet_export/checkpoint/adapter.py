@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Spec
 from bitnet_export.packed.replacing import check_place, spare
@@ -79,7 +78,7 @@ def _difference(whole: PackedFile, model: PackedFile) -> str:
             continue
         record = model.tensors[key]
         codes, others = model.codes(record), whole.codes(other)
-        if record.scope == encodings.SCALE_NONE:
+        if not record.quantized:
             same = np.array_equal(codes, others)
         else:
             same = np.allclose(model.scales(record), whole.scales(other), rtol=ROUNDING, atol=0)

@@ -145,7 +145,7 @@ def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[Any]]:
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
-    if record.scope == encodings.SCALE_NONE:
+    if not record.quantized:
         yield from (values.astype(np.float32, copy=False) for values in code_rows(file, record))
         return
     scales, first = file.scales(record), 0

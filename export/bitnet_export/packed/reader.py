@@ -94,7 +94,7 @@ class PackedFile(Parsed):
 
     def values(self, record: Record) -> NDArray[np.float32]:
         """The weights as fp32 (N, K): scale · code, or the stored floats."""
-        if record.scope == encodings.SCALE_NONE:
+        if not record.quantized:
             return self.codes(record).astype(np.float32, copy=False)
         scales = self.scales(record).reshape(-1, 1)
         if record.scope == encodings.SCALE_GROUP:

@@ -139,6 +139,11 @@ class Record(NamedTuple):
     scale_offset: int
     scale_size: int
 
+    @property
+    def quantized(self) -> bool:
+        """Whether it holds integers and their scales, not floats."""
+        return self.scope != encodings.SCALE_NONE
+
     def pack(self) -> bytes:
         k = self.key
         return TENSOR.pack(

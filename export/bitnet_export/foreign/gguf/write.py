@@ -146,7 +146,7 @@ class _Writer:
 
     def _linear_type(self, record: Record) -> str:
         """Floats keep their numbers beside ternary types."""
-        kept = record.scope == encodings.SCALE_NONE and KINDS[self.body].ternary
+        kept = not record.quantized and KINDS[self.body].ternary
         return record.encoding.name if kept else self.body
 
     def problems(self) -> list[str]:
@@ -164,7 +164,7 @@ class _Writer:
         word, option = (self._table_type(record), "--head") if floats else (self.body, "--type")
         kind, few = KINDS[word], f"F16 or F32 ({option})"
         if not (floats or record.encoding.ternary):
-            if record.scope != encodings.SCALE_NONE and kind.ternary:
+            if record.quantized and kind.ternary:
                 yield "int8 linear layers; write them as F16 or F32 (--type)"
             return
         if record.cols % kind.block:

@@ -13,7 +13,6 @@ import numpy as np
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
-from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLES, Record
 
@@ -53,7 +52,7 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
     """The class that computes this model, or the nearest with a phrase for each difference."""
     differences = {graph.name: graph.differences(c) + _own(kind, file, c) for kind, graph in graphs(c).items()}
     name, problems = nearest("transformers", differences)
-    if c.linear_norm and any(record.scope == encodings.SCALE_NONE for record in projections(file)):
+    if c.linear_norm and not all(record.quantized for record in projections(file)):
         problems.append("linear_norm with projections of floats, transformers has the norms only in quantized ones")
     if c.linear_norm and head_is_quantized(file):
         problems.append(
@@ -112,7 +111,7 @@ def _own(kind: str, file: PackedFile, c: ModelConfig) -> list[str]:
         found.append(f"heads are {c.n_heads}/{c.n_kv_heads} of {c.head_dim}, it wants one size that makes up dim")
     if kind == "gemma" and c.activation == "gelu_erf":
         found.append("activation is 'gelu_erf', it takes it for the other")
-    quantized = {ROLES[record.key.role] for record in projections(file) if record.scope != encodings.SCALE_NONE}
+    quantized = {ROLES[record.key.role] for record in projections(file) if record.quantized}
     if kind == "gpt2" and quantized:
         found.append("its layers are Conv1D, which transformers does not quantize: only floats can be written")
     if kind in ("mixtral", "qwen3_moe") and quantized & {"gate", "up", "down"}:
@@ -128,7 +127,7 @@ def _own(kind: str, file: PackedFile, c: ModelConfig) -> list[str]:
 def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """config.json."""
     values = {"architectures": [architecture.name]} | fields_of(c, architecture.family)
-    left = [architecture.places.module(r.key) for r in projections(file) if r.scope == encodings.SCALE_NONE]
+    left = [architecture.places.module(r.key) for r in projections(file) if not r.quantized]
     left += [] if head_is_quantized(file) else ["lm_head"]
     if quantizes(file) or architecture.family.masters:  # without one floats would be read as masters to quantize
         values[QUANTIZATION] = quantization(c, left)
@@ -209,9 +208,9 @@ def head_is_quantized(file: PackedFile) -> bool:
     if not file.configs[0].has_head:
         return False
     tables = {ROLES[r.key.role]: r for r in file.tensors.values() if ROLES[r.key.role] in ("embedding", "head")}
-    return tables["head" if "head" in tables else "embedding"].scope != encodings.SCALE_NONE
+    return tables["head" if "head" in tables else "embedding"].quantized
 
 
 def quantizes(file: PackedFile) -> bool:
     """Whether any layer quantizes its inputs to int8."""
-    return head_is_quantized(file) or any(record.scope != encodings.SCALE_NONE for record in projections(file))
+    return head_is_quantized(file) or any(record.quantized for record in projections(file))

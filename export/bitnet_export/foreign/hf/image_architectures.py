@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
 from bitnet_export.foreign.side_files import generation_of, pad_token_id
-from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLES
 
@@ -194,7 +193,7 @@ def _left_alone(file: PackedFile, architecture: Architecture) -> list[str]:
 
 def _quantized(file: PackedFile, stack: int) -> list[bool]:
     """For each matrix of a stack's layers, whether it is quantized."""
-    return [r.scope != encodings.SCALE_NONE for r in plain.projections(file) if r.key.stack == stack]
+    return [r.quantized for r in plain.projections(file) if r.key.stack == stack]
 
 
 def _part(family: Family, c: ModelConfig) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
         else:
             scale = np.ones(1, np.float32)
             yield _Entry(name, "F32", (record.rows, record.cols), functools.partial(value_rows, file, record))
-            if role != "embedding" and record.scope != encodings.SCALE_NONE:
+            if role != "embedding" and record.quantized:
                 yield _vector(f"{module}.weight_scale", scale)
     for name, value in similarity(file.configs[0], architecture).items():
         yield _vector(name, value)
@@ -189,8 +189,7 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
 
 
 def _is_int8_linear(record: Record) -> bool:
-    quantized = record.key.part == 0 and record.scope != encodings.SCALE_NONE
-    return quantized and ROLES[record.key.role] in TERNARY_LINEARS and not record.encoding.ternary
+    return record.encoding.kind == "int8" and ROLES[record.key.role] in TERNARY_LINEARS and record.key.part == 0
 
 
 def _is_packed(record: Record) -> bool:

@@ -220,7 +220,7 @@ def _projections(file: PackedFile, tensors: Mapping[records.Key, Record]) -> dic
     for key, record in tensors.items():
         if key.layer == records.NONE or records.ROLES[key.role] not in TERNARY_LINEARS:
             continue
-        if record.scope == encodings.SCALE_NONE:
+        if not record.quantized:
             found[key.name] = file.values(record).T
         elif record.scope != encodings.SCALE_GROUP:
             found[f"{key.name}.scale"] = file.scales(record)

@@ -66,7 +66,7 @@ class Matrices:
 
     def linear(self, x: Value, record: Record) -> Value:
         """x · Wᵀ. x: (B, T, K), W: (N, K); returns fp32 (B, T, N)."""
-        if record.scope == encodings.SCALE_NONE:
+        if not record.quantized:
             return self.graph.op("MatMul", x, self._transposed(record, np.float32))
         x_q = self.quantize(x)
         if self._in_two_bits(record):
@@ -85,7 +85,7 @@ class Matrices:
             return self._two_bits(self.quantize(x), record)
         table = self._table(record)
         turned = (table.cast(TensorProto.FLOAT) if self._table_type(record) == np.float16 else table).transpose(1, 0)
-        if record.scope == encodings.SCALE_NONE:
+        if not record.quantized:
             return self.graph.op("MatMul", x, turned)
         x_q = self.quantize(x)
         sums = self.graph.op("MatMul", x_q.q, turned) if self.form == "float" else self._integer(x_q.q, turned, 128)
@@ -97,9 +97,9 @@ class Matrices:
             row = self._two_bit_rows(ids, record)
         else:
             row = self.graph.op("Gather", self._table(record), ids).cast(TensorProto.FLOAT)
-            if record.scope != encodings.SCALE_NONE and self.form != "float":
+            if record.quantized and self.form != "float":
                 row = row - 128.0
-        if record.scope in (encodings.SCALE_NONE, encodings.SCALE_GROUP):
+        if not record.quantized or record.scope == encodings.SCALE_GROUP:
             return row
         scales = self._scales(record)
         if record.scope == encodings.SCALE_ROW:
@@ -241,7 +241,7 @@ class Matrices:
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
         """Rows of int8 codes, a few thousand at a time; or of floats, γ·T for group scales in the form "float"."""
         grouped = record.scope == encodings.SCALE_GROUP and self.form == "float"
-        floats = record.scope == encodings.SCALE_NONE or grouped
+        floats = not record.quantized or grouped
         return value_rows(self.file, record) if floats else code_rows(self.file, record)
 
 
