@@ -61,7 +61,7 @@ def split(regex: str) -> pre_tokenizers.PreTokenizer:
 )
 def test_a_byte_level_vocabulary(steps: tuple[Any, ...], pre: str) -> None:
     tokenizer = byte_level(*steps)
-    keys = vocabulary(tokenizer.to_str().encode(), 262, {"eos_token_ids": [259], "bos_token_id": 259})
+    keys, _ = vocabulary(tokenizer.to_str().encode(), 262, {"eos_token_ids": [259], "bos_token_id": 259})
     tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
     assert isinstance(tokens, list) and isinstance(types, list)
     assert tokens[:260] == [tokenizer.id_to_token(i) for i in range(260)]
@@ -75,9 +75,8 @@ def test_a_byte_level_vocabulary(steps: tuple[Any, ...], pre: str) -> None:
 
 def test_a_rule_that_llama_cpp_follows_in_part_is_noted() -> None:
     for name, noted in (("gpt-4o", "only before ASCII ones"), ("kimi-k2", "々"), ("deepseek-v3", None)):
-        notes: list[str] = []
         steps = [split(step["pattern"]["Regex"]) for step in PRE[name].steps if step["type"] == "Split"]
-        keys = vocabulary(byte_level(*steps).to_str().encode(), 260, {"eos_token_ids": [259]}, notes)
+        keys, notes = vocabulary(byte_level(*steps).to_str().encode(), 260, {"eos_token_ids": [259]})
         assert keys["tokenizer.ggml.pre"] == name
         assert len(notes) == (noted is not None) and (noted or "") in "".join(notes)
 
@@ -86,7 +85,7 @@ def test_the_words_of_gpt_2_with_nfc_are_olmos() -> None:
     """GPT-NeoX, which TriLM has."""
     tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()
-    keys = vocabulary(tokenizer.to_str().encode(), 260, {"eos_token_ids": [259]})
+    keys, _ = vocabulary(tokenizer.to_str().encode(), 260, {"eos_token_ids": [259]})
     assert keys["tokenizer.ggml.pre"] == "olmo"
 
 
@@ -114,7 +113,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def test_a_sentencepiece_vocabulary() -> None:
-    keys = vocabulary(sentencepiece().to_str().encode(), 266, {"eos_token_ids": [2], "bos_token_id": 1})
+    keys, _ = vocabulary(sentencepiece().to_str().encode(), 266, {"eos_token_ids": [2], "bos_token_id": 1})
     assert keys["tokenizer.ggml.model"] == "llama"
     assert keys["tokenizer.ggml.add_space_prefix"] is True
     scores, types = keys["tokenizer.ggml.scores"], keys["tokenizer.ggml.token_type"]
@@ -137,7 +136,7 @@ def test_what_goes_around_a_text_is_in_the_keys(template: str, said: dict[str, A
     """Whether only the tokenizer says so or the generation defaults do."""
     tokenizer = around(sentencepiece(), template).to_str().encode()
     engine = runtime.Tokenizer(tokenizer, 266, said.get("bos_token_id"))
-    keys = vocabulary(tokenizer, 266, {"eos_token_ids": [2], **said})
+    keys, _ = vocabulary(tokenizer, 266, {"eos_token_ids": [2], **said})
     found, generation = tokenizer_of(keys)[0], tokenizer_of(keys)[2]
     back = runtime.Tokenizer(found, 266, generation.get("bos_token_id"))
     for text in ("the he", "x", ""):
@@ -158,16 +157,16 @@ def test_more_around_a_text_than_llama_cpp_puts_there_is_refused() -> None:
 
 def test_three_tokens_that_end_an_answer_and_more() -> None:
     """Those that llama.cpp knows by name need no key."""
-    tokenizer, notes = byte_level(split(LLAMA3)), list[str]()
+    tokenizer = byte_level(split(LLAMA3))
     tokenizer.add_special_tokens(["<|im_end|>", "<a>", "<b>", "<c>", "<d>"])
-    vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [259, 260, 261]}, notes)
-    keys = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [260, 261, 262, 263, 264]}, notes)
+    assert not vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [259, 260, 261]})[1]
+    keys, notes = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [260, 261, 262, 263, 264]})
     ids = [keys[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")]
     assert ids == [260, 261, 262]
     assert notes == ["an answer does not end at <c>, <d>: llama.cpp has no more than three end tokens"]
     generation = {"eos_token_ids": [259, 260, 261, 262]}
-    keys = vocabulary(tokenizer.to_str().encode(), 270, generation, notes)
-    assert tokenizer_of(keys)[2]["eos_token_ids"] == generation["eos_token_ids"] and len(notes) == 1
+    keys, notes = vocabulary(tokenizer.to_str().encode(), 270, generation)
+    assert tokenizer_of(keys)[2]["eos_token_ids"] == generation["eos_token_ids"] and not notes
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -181,7 +180,7 @@ def test_a_space_behind_special_tokens_is_noted(legacy: bool, tmp_path: Path) ->
 
 def test_special_tokens_have_the_names_of_the_source() -> None:
     generation = {"eos_token_ids": [1, 2], "special_tokens": {"bos_token": "<s>", "eos_token": "</s>", "x": "none"}}
-    keys = vocabulary(sentencepiece().to_str().encode(), 266, generation)
+    keys, _ = vocabulary(sentencepiece().to_str().encode(), 266, generation)
     ids = {key.split(".")[-1]: value for key, value in keys.items() if key.endswith("_id")}
     assert ids == {"bos_token_id": 1, "eos_token_id": 2, "eot_token_id": 1}
     assert keys["tokenizer.ggml.add_bos_token"] is False
@@ -191,7 +190,7 @@ def test_special_tokens_have_the_names_of_the_source() -> None:
 def test_a_vocabulary_there_and_back(kind: str) -> None:
     """The tokenizer that our reader makes of the keys gives the same tokens."""
     tokenizer = byte_level(split(LLAMA3)) if kind == "byte level" else sentencepiece()
-    keys = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [2]})
+    keys, _ = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [2]})
     again = Tokenizer.from_str(tokenizer_of(keys)[0].decode())
     for text in ("the the thé", "  the\n\n 1234 t'he", "日本 🙂", "", " ", "hethehe"):
         assert again.encode(text).ids == tokenizer.encode(text, add_special_tokens=False).ids, text
@@ -298,7 +297,7 @@ def test_a_token_that_its_letters_do_not_make() -> None:
         definition = json.loads(byte_level(*steps).to_str())
         for ignores in (False, True):
             definition["model"]["ignore_merges"] = ignores
-            kept = vocabulary(json.dumps(definition).encode(), 260, {"eos_token_ids": [259]})
+            kept, _ = vocabulary(json.dumps(definition).encode(), 260, {"eos_token_ids": [259]})
             assert kept["tokenizer.ggml.pre"] == pre
         definition["model"]["merges"].pop()
         definition["model"]["ignore_merges"] = pre == "llama-bpe"

@@ -204,7 +204,7 @@ def test_out_to_gguf_and_in_again(kind: str, tmp_path: Path) -> None:
     else:
         made = foreign.byte_level(kind).to_str().encode()
     size = foreign.Tokenizer.from_str(made.decode()).get_vocab_size()
-    again = of_gguf(vocabulary(made, size + 5, {"eos_token_ids": [2]}))[0]
+    again = of_gguf(vocabulary(made, size + 5, {"eos_token_ids": [2]})[0])[0]
     first, second = Tokenizer(made, size), Tokenizer(again, size)
     for text in texts([], 12):
         assert first.encode(text) == second.encode(text), text[:80]
@@ -215,7 +215,7 @@ def test_ids_that_a_sentencepiece_vocabulary_does_not_say_are_llama_cpps(tmp_pat
     made = of_folder(Folder(foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **LLAMA2)))[0]
     assert made is not None
     size = foreign.Tokenizer.from_str(made.decode()).get_vocab_size()
-    keys = vocabulary(made, size, {"eos_token_ids": [2], "bos_token_id": 1})
+    keys, _ = vocabulary(made, size, {"eos_token_ids": [2], "bos_token_id": 1})
     few = {key: value for key, value in keys.items() if not key.endswith(("bos_token_id", "eos_token_id"))}
     (definition, _, generation, _), (other, _, found, said) = of_gguf(keys), of_gguf(few)
     assert (other, found) == (definition, generation)

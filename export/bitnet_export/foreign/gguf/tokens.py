@@ -22,41 +22,38 @@ from .splits import PRE
 from .tokenizer import ENDS
 
 _ONLY_IDS = "write the file for token ids (--no-tokenizer)"
+Noted = tuple[dict[str, Value], list[str]]  # keys, and notes on differences in llama.cpp
 
 
-def vocabulary_of(
-    file: PackedFile, config: ModelConfig, wanted: bool, notes: list[str]
-) -> tuple[dict[str, Value], list[str]]:
-    """The keys of the tokenizer of a packed file, and the problems that prevent writing them."""
+def vocabulary_of(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[dict[str, Value], list[str], list[str]]:
+    """The keys of the tokenizer of a packed file, notes, and the problems that prevent writing them."""
     tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if tokenizer is None or not wanted:
-        return {"tokenizer.ggml.model": "none"}, []
+        return {"tokenizer.ggml.model": "none"}, [], []
     try:
-        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file), notes)
+        keys, notes = vocabulary(tokenizer, config.vocab_size, generation_of(file))
     except ValueError as error:
-        return {}, [str(error)]
-    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []
+        return {}, [], [str(error)]
+    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), notes, []
 
 
-def vocabulary(
-    tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any], notes: list[str] | None = None
-) -> dict[str, Value]:
-    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA. notes: receives differences in llama.cpp.
+def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any]) -> Noted:
+    """The keys `tokenizer.ggml.*`, and notes. tokenizer: JSON; generation: of METADATA.
 
     Raises ValueError naming rules that llama.cpp does not have.
     """
-    notes = [] if notes is None else notes
     try:
         rules = json.loads(tokenizer)
         model, added = rules["model"], rules.get("added_tokens") or []
         if model["type"] != "BPE":
             raise ValueError(f"the tokenizer is a {model['type']} model; llama.cpp's vocabularies are BPE")
         tokens, types = _tokens(model, added, vocab_size)
-        keys = _byte_level(rules, notes) if _is_byte_level(rules) else _sentencepiece(rules, tokens, notes)
+        keys, notes = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
     keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    return keys | _special(tokens, types, generation, _edges(tokenizer, generation.get("bos_token_id")), notes)
+    special, lost = _special(tokens, types, generation, _edges(tokenizer, generation.get("bos_token_id")))
+    return keys | special, notes + lost
 
 
 def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]:
@@ -74,12 +71,8 @@ def _edges(tokenizer: bytes, start: int | None) -> tuple[int | None, int | None]
 
 
 def _special(
-    tokens: list[str],
-    types: list[int],
-    generation: Mapping[str, Any],
-    edges: tuple[int | None, int | None],
-    notes: list[str],
-) -> dict[str, Value]:
+    tokens: list[str], types: list[int], generation: Mapping[str, Any], edges: tuple[int | None, int | None]
+) -> Noted:
     """The keys of special tokens, and which of them llama.cpp adds to a text."""
     place = {token: i for i, token in enumerate(tokens)}
     named = {name: place.get(word) for name, word in special_words(generation).items()}
@@ -95,8 +88,7 @@ def _special(
     # Other end tokens of answers: first those that llama.cpp does not know by name.
     known = {i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL and token in ENDS}
     others = sorted((token for token in ends if token != end), key=lambda token: token in known)
-    if lost := [tokens[token] for token in others[2:] if token not in known]:
-        notes.append(f"an answer does not end at {', '.join(lost)}: llama.cpp has no more than three end tokens")
+    lost = ", ".join(tokens[token] for token in others[2:] if token not in known)
     special = {
         "bos": named.get("bos_token") if before is None else before,
         "eos": end,
@@ -105,10 +97,8 @@ def _special(
         "padding": named.get("pad_token"),
     }
     keys: dict[str, Value] = {f"tokenizer.ggml.{name}_token_id": i for name, i in special.items() if i is not None}
-    return keys | {
-        "tokenizer.ggml.add_bos_token": before is not None,
-        "tokenizer.ggml.add_eos_token": after is not None,
-    }
+    keys |= {"tokenizer.ggml.add_bos_token": before is not None, "tokenizer.ggml.add_eos_token": after is not None}
+    return keys, [f"an answer does not end at {lost}: llama.cpp has no more than three end tokens"] if lost else []
 
 
 def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -151,7 +141,7 @@ def _is_byte_level(rules: Mapping[str, Any]) -> bool:
     return any(step["type"] == "ByteLevel" for step in _parts(rules.get("pre_tokenizer"), "pretokenizers"))
 
 
-def _byte_level(rules: Mapping[str, Any], notes: list[str]) -> dict[str, Value]:
+def _byte_level(rules: Mapping[str, Any]) -> Noted:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
     names = [name for name, known in PRE.items() if _cuts(known.steps) == steps]
     nfc = any(step["type"] == "NFC" for step in _parts(rules.get("normalizer"), "normalizers"))
@@ -169,10 +159,10 @@ def _byte_level(rules: Mapping[str, Any], notes: list[str]) -> dict[str, Value]:
             problems.append(f"normalizes text by {step['type']}, {theirs} does not")
     if problems:
         raise ValueError(f"the tokenizer {' and '.join(problems)}; {_ONLY_IDS}")
-    if PRE[pre].differs:
-        notes.append(f"some texts have other tokens in llama.cpp: {PRE[pre].differs}")
+    differs = PRE[pre].differs
+    notes = [f"some texts have other tokens in llama.cpp: {differs}"] if differs else []
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
-    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}, notes
 
 
 def _spelt_otherwise(rules: Mapping[str, Any]) -> str | None:
@@ -209,10 +199,10 @@ def _cut(step: Mapping[str, Any]) -> str:
 # ---- SentencePiece as BPE: model "llama" ----
 
 
-def _sentencepiece(rules: Mapping[str, Any], tokens: list[str], notes: list[str]) -> dict[str, Value]:
+def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> Noted:
     """llama.cpp merges the neighbours whose token has the highest score: minus the rank of its first merge."""
     steps = [*_parts(rules.get("normalizer"), "normalizers"), *_parts(rules.get("pre_tokenizer"), "pretokenizers")]
-    prefix, space = False, False
+    prefix, space, notes = False, False, list[str]()
     for step in steps:
         match step:
             case {"type": "Prepend", "prepend": "▁"}:
@@ -243,4 +233,4 @@ def _sentencepiece(rules: Mapping[str, Any], tokens: list[str], notes: list[str]
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.add_space_prefix": prefix,
-    }
+    }, notes

@@ -82,25 +82,26 @@ def write_gguf(
     config = only_stack(file, source)
     architecture, differences = nearest_graph(config)
     writer = _Writer(file, config, architecture, body, head, exact_scales)
-    text, unknown = vocabulary_of(file, config, vocabulary, writer.notes)
+    text, notes, unknown = vocabulary_of(file, config, vocabulary)
     remedy = f"; {PRESET}" if differences or unknown else ""
     problems = [*rope_problems(file, config), *scale_problems(config), *differences, *writer.problems(), *unknown]
     refuse(f"{source} cannot become a GGUF file", problems, remedy)
     sampling, of_defaults = sampling_keys(generation_of(file))
     metadata = writer.metadata() | text | sampling
     entries = list(writer.entries())
+    notes += writer.notes
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
     size = sum(entry.size for entry in entries)
     if not config.tie_embeddings:
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
     if any(entry.name.endswith(".scale") for entry in entries):
-        writer.notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
-    writer.notes += [*of_defaults, *[DRAFT_LEFT_OUT] * file.draft_left_out]
-    writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
+        notes.append("exact scales are separate tensors; older versions of llama.cpp refuse the file")
+    notes += [*of_defaults, *[DRAFT_LEFT_OUT] * file.draft_left_out]
+    notes.append("llama.cpp rounds activations in other blocks than the engine: logits are close, not equal")
     linears = " and ".join(writer.linear_types())
     what = f"GGUF, architecture {architecture}, {linears}, embedding and head {head}"
-    return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
+    return GgufWritten(what, len(entries), path.stat().st_size, tuple(notes), size)
 
 
 class _Writer:
