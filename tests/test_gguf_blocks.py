@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet_export.foreign.gguf import blocks
+from bitnet_export.foreign.gguf.types import WRITTEN
 
 gguf = pytest.importorskip("gguf")
 
@@ -67,7 +68,7 @@ def test_ternary_blocks_read_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
 def test_ternary_blocks_as_the_gguf_package_reads_and_writes_them(kind: str) -> None:
     codes, scales, values = some_codes(256)
-    encode = blocks.KINDS[kind].ternary
+    encode = WRITTEN[kind].write
     assert encode
     data = encode(codes, scales).reshape(3, -1)
     quantization = gguf.GGMLQuantizationType[kind]

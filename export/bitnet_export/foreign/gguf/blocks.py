@@ -1,13 +1,10 @@
-"""Writes weights as GGUF blocks; the inverse of `types`.
+"""Writes weights as GGUF blocks; the inverse of what reads them in `types`.
 
 Layouts: ggml-common.h and ggml-quants.c of llama.cpp. A ternary block holds T + 1 and its own fp16 scale d,
 so that scales may differ between rows or groups.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +55,7 @@ def q6_k(values: Values) -> Bytes:
     """fp32 (N, K), K a multiple of 256, to (N·K/256, 210) bytes: 6-bit weights, a scale for each 16."""
     x = values.reshape(-1, 16, 16)
     steps = np.abs(x).max(axis=2) / 31
-    unit = _halves(steps.max(axis=1, keepdims=True) / 127)  # so that a scale fits 8 bits
+    unit = f16(steps.max(axis=1, keepdims=True) / 127)  # so that a scale fits 8 bits
     unit32 = np.maximum(unit.astype(np.float32), _TINY)
     scales = np.rint(steps / unit32).clip(1, 127)
     codes = np.rint(x / (unit32 * scales)[:, :, None]).clip(-32, 31) + 32
@@ -76,10 +73,14 @@ def q8_0(values: Values) -> Bytes:
     x = values.reshape(-1, 32)
     scale = np.abs(x).max(axis=1, keepdims=True) / 127
     codes = np.rint(x / np.maximum(scale, _TINY)).astype(np.int8)
-    return np.concatenate([_halves(scale).view(np.uint8), codes.view(np.uint8)], axis=1)
+    return np.concatenate([f16(scale).view(np.uint8), codes.view(np.uint8)], axis=1)
 
 
-def _halves(values: Values) -> Halves:
+def f32(values: Values) -> Values:
+    return values.astype("<f4", copy=False)
+
+
+def f16(values: Values) -> Halves:
     """Values as fp16. Raises ValueError on overflow."""
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
@@ -90,25 +91,3 @@ def _halves(values: Values) -> Halves:
 
 def _bytes(scales: Halves) -> Bytes:
     return np.ascontiguousarray(scales, "<f2").reshape(-1, 1).view(np.uint8)
-
-
-class Kind(NamedTuple):
-    """A type of GGUF tensors that this package writes."""
-
-    number: int
-    file_type: int  # general.file_type of a file whose weights are of this type
-    block: int  # weights; divides K
-    size: int  # bytes of a block
-    floats: Callable[[Values], NDArray[Any]] | None = None  # (N, K) -> its bytes
-    ternary: Callable[[Codes, Halves], Bytes] | None = None  # (N, K), (N, K / block) -> its bytes
-
-
-KINDS = {
-    "F32": Kind(0, 0, 1, 4, floats=lambda values: values.astype("<f4", copy=False)),
-    "F16": Kind(1, 1, 1, 2, floats=_halves),
-    "Q8_0": Kind(8, 7, 32, 34, floats=q8_0),
-    "Q6_K": Kind(14, 18, 256, 210, floats=q6_k),
-    "TQ1_0": Kind(34, 36, 256, 54, ternary=tq1_0),
-    "TQ2_0": Kind(35, 37, 256, 66, ternary=tq2_0),
-    "Q2_0": Kind(42, 41, 64, 18, ternary=q2_0),
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from bitnet_export.foreign.source import Progress
 
-from .blocks import Kind
+from .types import TensorType
 
 _ALIGN = 32
 
@@ -24,13 +23,13 @@ class Entry(NamedTuple):
     """A tensor of the file."""
 
     name: str
-    kind: Kind
+    kind: TensorType
     shape: tuple[int, ...]  # (N, K) or (K,)
     parts: Callable[[], Iterable[NDArray[Any]]]  # its bytes, in order
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape) // self.kind.block * self.kind.size
+        return self.kind.tensor_size(self.shape)
 
 
 def write_file(path: Path, metadata: Mapping[str, Value], entries: list[Entry], progress: Progress) -> None:

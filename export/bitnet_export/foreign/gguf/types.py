@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_export.foreign.source import Floats, SourceError, Tensor
 from bitnet_export.foreign.ternary_values import with_widest_scope
+
+from . import blocks
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.float32]
@@ -28,6 +30,7 @@ _CHUNK = 1 << 22  # weights decoded at a time
 class TensorType(NamedTuple):
     """A way to store rows of K weights. Exactly one of `codes` and `floats` is set."""
 
+    number: int  # in files
     name: str
     block: int  # weights; divides K
     size: int  # bytes of a block
@@ -36,6 +39,8 @@ class TensorType(NamedTuple):
     header: int = 0  # bytes before the blocks of a row
     tail: int = 0  # bytes after the last row, the first four of them an fp32 scale
     interleaved: int = 1  # rows
+    write: Callable[..., NDArray[Any]] | None = None  # from fp32 (N, K), or T and fp16 (N, K / block), its bytes
+    file_type: int = -1  # general.file_type where most weights have this type, of those that are written
 
     def row_size(self, cols: int) -> int:
         return self.header + cols // self.block * self.size
@@ -199,22 +204,26 @@ def _q6_k(rows: Bytes) -> Values:
 
 
 TYPES: dict[int, TensorType] = {
-    0: TensorType("F32", 1, 4, floats=_f32),
-    1: TensorType("F16", 1, 2, floats=_halves),
-    2: TensorType("Q4_0", 32, 18, floats=_q4_0),
-    8: TensorType("Q8_0", 32, 34, floats=_q8_0),
-    12: TensorType("Q4_K", 256, 144, floats=_q4_k),
-    14: TensorType("Q6_K", 256, 210, floats=_q6_k),
-    30: TensorType("BF16", 1, 2, floats=_bf16),
-    34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
-    35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
-    36: TensorType("I2_S", 128, 32, codes=_i2_s, tail=32),
-    42: TensorType("Q2_0", 64, 18, codes=lambda rows: _q2_0(rows, 18)),
-    134: TensorType("IQ1_BN", 64, 13, codes=_iq1_bn, header=2),
-    135: TensorType("IQ2_BN", 64, 16, codes=_iq2_bn, header=4),
-    142: TensorType("PQ2_0", 128, 34, codes=lambda rows: _q2_0(rows, 34)),
-    335: TensorType("IQ2_BN_R4", 64, 16, codes=_iq2_bn_r4, header=4, interleaved=4),
+    kind.number: kind
+    for kind in (
+        TensorType(0, "F32", 1, 4, floats=_f32, write=blocks.f32, file_type=0),
+        TensorType(1, "F16", 1, 2, floats=_halves, write=blocks.f16, file_type=1),
+        TensorType(2, "Q4_0", 32, 18, floats=_q4_0),
+        TensorType(8, "Q8_0", 32, 34, floats=_q8_0, write=blocks.q8_0, file_type=7),
+        TensorType(12, "Q4_K", 256, 144, floats=_q4_k),
+        TensorType(14, "Q6_K", 256, 210, floats=_q6_k, write=blocks.q6_k, file_type=18),
+        TensorType(30, "BF16", 1, 2, floats=_bf16),
+        TensorType(34, "TQ1_0", 256, 54, codes=_tq1_0, write=blocks.tq1_0, file_type=36),
+        TensorType(35, "TQ2_0", 256, 66, codes=_tq2_0, write=blocks.tq2_0, file_type=37),
+        TensorType(36, "I2_S", 128, 32, codes=_i2_s, tail=32),
+        TensorType(42, "Q2_0", 64, 18, codes=lambda rows: _q2_0(rows, 18), write=blocks.q2_0, file_type=41),
+        TensorType(134, "IQ1_BN", 64, 13, codes=_iq1_bn, header=2),
+        TensorType(135, "IQ2_BN", 64, 16, codes=_iq2_bn, header=4),
+        TensorType(142, "PQ2_0", 128, 34, codes=lambda rows: _q2_0(rows, 34)),
+        TensorType(335, "IQ2_BN_R4", 64, 16, codes=_iq2_bn_r4, header=4, interleaved=4),
+    )
 }
+WRITTEN = {kind.name: kind for kind in TYPES.values() if kind.write}
 
 Q2_0 = 42
 Q2_0_OF_FORKS = TYPES[142]._replace(name="Q2_0")

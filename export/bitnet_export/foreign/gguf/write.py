@@ -36,12 +36,12 @@ from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLES, Record
 from bitnet_export.packed.replacing import GGUF_MARK, replacing, spare
 
-from .blocks import KINDS, Kind
 from .families import LAYER, STACK
 from .graphs import nearest_graph
 from .output import Entry, Value, write_file
 from .sampling import sampling_keys
 from .tokens import vocabulary_of
+from .types import WRITTEN, TensorType
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
@@ -136,7 +136,7 @@ class _Writer:
             "general.architecture": self.architecture,
             "general.quantized_by": GGUF_MARK.decode(),  # among the first bytes, where `kind_of` looks for it
             "general.quantization_version": 2,
-            "general.file_type": KINDS[self.linear_types()[0]].file_type,
+            "general.file_type": WRITTEN[self.linear_types()[0]].file_type,
         }
         return general | {f"{self.architecture}.{key}": value for key, value in keys.items()}
 
@@ -147,7 +147,7 @@ class _Writer:
 
     def _linear_type(self, record: Record) -> str:
         """Floats keep their numbers beside ternary types."""
-        kept = not record.quantized and KINDS[self.body].ternary
+        kept = not record.quantized and WRITTEN[self.body].codes
         return record.encoding.name if kept else self.body
 
     def problems(self) -> list[str]:
@@ -163,9 +163,9 @@ class _Writer:
     def _misfits(self, role: str, record: Record) -> Iterator[str]:
         floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
         word, option = (self._table_type(record), "--head") if floats else (self.body, "--type")
-        kind, few = KINDS[word], f"F16 or F32 ({option})"
+        kind, few = WRITTEN[word], f"F16 or F32 ({option})"
         if not (floats or record.encoding.ternary):
-            if record.quantized and kind.ternary:
+            if record.quantized and kind.codes:
                 yield "int8 linear layers; write them as F16 or F32 (--type)"
             return
         if record.cols % kind.block:
@@ -203,13 +203,13 @@ class _Writer:
                     if record.encoding.ternary:
                         how = f"{'written' if self.exact_scales else 'rounded'} as {word}"
                         self.notes.append(f"{name}.weight is ternary, which {self.body} cannot hold here: {how}")
-                    yield self._floats(f"{name}.weight", record, KINDS[word], order)
+                    yield self._floats(f"{name}.weight", record, WRITTEN[word], order)
             elif role not in TERNARY_LINEARS:
                 yield self._vector(f"{name}.weight", self.file.values(record)[0])
             elif record.encoding.ternary:
                 yield from self._ternary(name, record, order)
             else:
-                yield self._floats(f"{name}.weight", record, KINDS[self._linear_type(record)], order)
+                yield self._floats(f"{name}.weight", record, WRITTEN[self._linear_type(record)], order)
         if self._rounded:
             self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
 
@@ -223,7 +223,7 @@ class _Writer:
         """Whether a table is ternary and can stay so in blocks; an embedding has no `.scale` in llama.cpp."""
         if not record.encoding.ternary:
             return False
-        scales, block = self.file.scales(record), KINDS[self.body].block
+        scales, block = self.file.scales(record), WRITTEN[self.body].block
         exact = self.body == "F32" or bool((scales.astype(np.float16) == scales).all())
         return (
             exact and record.cols % block == 0 and (record.scope != encodings.SCALE_GROUP or SCALE_GROUP_K % block == 0)
@@ -238,10 +238,10 @@ class _Writer:
             return "F16" if self.head != "F32" and (scales.astype(np.float16) == scales).all() else "F32"
 
     def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
-        return Entry(name, KINDS["F32"], values.shape, lambda: [values])
+        return Entry(name, WRITTEN["F32"], values.shape, lambda: [values])
 
-    def _floats(self, name: str, record: Record, kind: Kind, order: NDArray[np.int64] | slice) -> Entry:
-        encode = kind.floats
+    def _floats(self, name: str, record: Record, kind: TensorType, order: NDArray[np.int64] | slice) -> Entry:
+        encode = kind.write
         assert encode
 
         def parts() -> Iterator[NDArray[Any]]:
@@ -254,7 +254,7 @@ class _Writer:
 
     def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
         """W = d · T, with γ in d if fp16 can represent it, else in a separate tensor."""
-        kind, (d, beside) = KINDS[self.body], self._scales(record)
+        kind, (d, beside) = WRITTEN[self.body], self._scales(record)
         if beside is None:
             self._rounded = max(self._rounded, float(np.abs(d / self.file.scales(record) - 1).max()))
         yield Entry(f"{name}.weight", kind, (record.rows, record.cols), lambda: [self._encoded(kind, record, d, order)])
@@ -273,20 +273,17 @@ class _Writer:
         return halves, None
 
     def _encoded(
-        self, kind: Kind, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
+        self, kind: TensorType, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
     ) -> NDArray[Any]:
         """d·T as blocks, or as floats; both are exact."""
         per_row = scales.reshape(record.rows, -1) if record.scope != encodings.SCALE_TENSOR else scales.reshape(1, 1)
-        width = kind.block if kind.ternary else 1
+        width = kind.block if kind.codes else 1
         span = SCALE_GROUP_K if record.scope == encodings.SCALE_GROUP else record.cols
         each = np.repeat(per_row, -(-span // width), axis=1)[:, : record.cols // width]
         each = np.broadcast_to(each, (record.rows, record.cols // width))[order]
         codes = self.file.codes(record)[order]
-        if kind.ternary:
-            return kind.ternary(codes, each)
-        assert kind.floats
-        values = codes.astype(np.float32) * each.astype(np.float32)
-        return kind.floats(values)
+        assert kind.write
+        return kind.write(codes, each) if kind.codes else kind.write(codes.astype(np.float32) * each.astype(np.float32))
 
     def _rope_factors(self) -> NDArray[np.float32]:
         """The factors by which Llama 3's scaling divides the frequencies of plain RoPE."""
