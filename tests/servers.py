@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model
-from bitnet_serve.application import Options
 from bitnet_serve.models.registry import Loader
+from bitnet_serve.options import Options
 from bitnet_serve.server import Serving
 
 

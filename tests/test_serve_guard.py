@@ -15,8 +15,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime import Model, __version__
-from bitnet_serve.application import Options
 from bitnet_serve.guard import Guard
+from bitnet_serve.options import Options
 from bitnet_serve.server import Serving
 from runtime_models import small_model
 from servers import as_http, request, served

@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_runtime import Model
 from bitnet_serve import server
-from bitnet_serve.application import Options
+from bitnet_serve.options import Options
 from bitnet_serve.server import Serving
 from runtime_models import small_model
 from servers import post, request, served, wait

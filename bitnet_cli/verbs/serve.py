@@ -17,13 +17,14 @@ from bitnet_cli.signals import at_once
 from bitnet_runtime.model_sessions import limit
 from bitnet_runtime.paths import adapter_name
 from bitnet_runtime.terminal import escape
+from bitnet_serve.options import Options
 
 if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
 KEY = "BITNET_API_KEY"
-HERE = "127.0.0.1"
-CACHE_DIR_SIZE = 1000  # MB
+MB = 1_000_000
+USUAL = Options()
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +35,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
     )
-    parser.add_argument("--host", help=f"address to listen on (default: {HERE})")
+    parser.add_argument("--host", help=f"address to listen on (default: {USUAL.host})")
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
-        "--port", type=at_least(0, 65535), default=8080, metavar="N", help="0: any (default: %(default)s)"
+        "--port", type=at_least(0, 65535), default=USUAL.port, metavar="N", help="0: any (default: %(default)s)"
     )
     place.add_argument(
         "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which only its owner may use"
@@ -64,21 +65,21 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         type=at_least(1),
-        default=16,
+        default=USUAL.parallel,
         metavar="N",
         help="most answers in a batch; they join and leave between passes (default: %(default)s)",
     )
     parser.add_argument(
         "--queue",
         type=at_least(0),
-        default=64,
+        default=USUAL.queue,
         metavar="N",
         help="requests that may wait; others get 503 (default: %(default)s)",
     )
     parser.add_argument(
         "--grace",
         type=at_least(0),
-        default=30,
+        default=USUAL.grace,
         metavar="SECONDS",
         help="time for answers to end after SIGTERM, SIGHUP or Ctrl-C; a second one ends them at once "
         "(default: %(default)s)",
@@ -113,7 +114,7 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
         "--cache-dir-size",
         type=at_least(1),
         metavar="MB",
-        help=f"largest size of that folder (default: {CACHE_DIR_SIZE})",
+        help=f"largest size of that folder (default: {USUAL.cache_dir_size // MB})",
     )
     parser.add_argument("--no-reuse", action="store_true", help="no prefix cache: compute each prompt in full")
 
@@ -200,12 +201,11 @@ def run(args: argparse.Namespace) -> int:
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
     with at_once():
-        from bitnet_serve.application import Options
         from bitnet_serve.guard import local_hosts
         from bitnet_serve.server import Serving
 
     options = Options(
-        host=args.host or HERE,
+        host=args.host or USUAL.host,
         port=args.port,
         unix=args.unix,
         api_keys=keys,
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         max_cache=_megabytes(args.max_cache),
         models_memory=_megabytes(args.models_memory),
         cache_dir=args.cache_dir,
-        cache_dir_size=_megabytes(args.cache_dir_size or CACHE_DIR_SIZE),
+        cache_dir_size=_megabytes(args.cache_dir_size) or USUAL.cache_dir_size,
         log_requests=args.log_requests,
         reuse=not args.no_reuse,
     )
@@ -256,4 +256,4 @@ def _load(
 
 
 def _megabytes(n: int | None) -> int:
-    return (n or 0) * 1_000_000
+    return (n or 0) * MB

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,31 +16,10 @@ from bitnet_serve.models.scheduler import Scheduler
 from bitnet_serve.models.sessions import Memory, Sessions
 from bitnet_serve.models.shelf import Shelf
 from bitnet_serve.models.stored import Folder
+from bitnet_serve.options import Options
 from bitnet_serve.request_log import RequestLog
 
 TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request if no model sees images, and if one does
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to serve."""
-
-    host: str = "127.0.0.1"
-    port: int = 8080  # 0: any that is free
-    unix: Path | None = None  # a socket in place of host and port
-    api_keys: Sequence[str] = ()
-    allow_hosts: Sequence[str] = ()
-    cors_origins: Sequence[str] = ()
-    parallel: int = 16  # answers of a model that are computed together
-    queue: int = 64  # requests that may wait
-    grace: float = 30.0  # seconds that answers get to end after SIGTERM
-    max_body: int = 0  # bytes; 0: as the models need
-    max_cache: int = 0  # bytes of the texts of all models; 0: what is free
-    models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
-    cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
-    cache_dir_size: int = 1_000_000_000  # bytes
-    log_requests: bool = False  # a line for each answer on standard error
-    reuse: bool = True  # computed beginnings of texts; never between API keys
 
 
 class Application:

@@ -20,8 +20,9 @@ import uvicorn
 
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_serve.app import Api
-from bitnet_serve.application import Application, Options
+from bitnet_serve.application import Application
 from bitnet_serve.models.registry import Loader, Served
+from bitnet_serve.options import Options
 from bitnet_serve.protocol import UNREAD, Protocol
 
 log = logging.getLogger("bitnet_serve")

@@ -16,7 +16,8 @@ from pathlib import Path
 from ray import serve
 
 from bitnet_runtime import Model
-from bitnet_serve.application import Application, Options
+from bitnet_serve.application import Application
+from bitnet_serve.options import Options
 
 
 @serve.deployment
