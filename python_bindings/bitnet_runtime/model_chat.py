@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from bitnet_runtime.answers.ready import ready
@@ -133,7 +132,7 @@ def held_to_calls(model: ModelText, tools: Tools | None, options: Sampling) -> S
     grammar = model._template.dialect.grammar(tools, schema, _call_tokens(model))
     if grammar is None:
         return options
-    held = replace(options, json_schema=None, grammar=grammar)
+    held = resolve({"json_schema": None, "grammar": grammar}, options)
     try:
         guide_of(model, held)
     except GrammarError as error:
@@ -189,7 +188,7 @@ def behind_thoughts(model: ModelText, begun: Begun | None, options: Sampling) ->
         if any(map(guide.admits, [*opens, [special[OPEN]]] if OPEN in special else opens)):
             return begun, options
     grammar = formats.behind_thoughts(*asked, reader.thinks, (OPEN, CLOSE), special, GAP)
-    held = replace(options, json_schema=None, regex=None, grammar=grammar)
+    held = resolve({"json_schema": None, "regex": None, "grammar": grammar}, options)
     try:
         guide_of(model, held)
     except GrammarError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bitnet_runtime.answers.receipt import Receipt, sampling_of, written
 from bitnet_runtime.answers.transcript import Transcript
-from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.defaults import Sampling, resolve
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.sessions.session import Session
 from bitnet_runtime.shape import digest_of
@@ -37,7 +36,7 @@ class Witness:
         chosen = len(answer.tokens) + (answer.ended_by is not None)  # there may be more after a stop text
         options, finish = self._options, answer.finish
         if answer.answer.parted:  # stop texts were looked for in what no receipt shows
-            options = replace(options, stop=())
+            options = resolve({"stop": ()}, options)
             finish = "cancelled" if finish == "stop" and answer.ended_by is None else finish
         return Receipt(
             self._model, self._adapter, self._kv_type, self._n_ctx, list(self._prompt), list(answer.tokens),

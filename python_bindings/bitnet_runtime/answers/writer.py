@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet_runtime.abilities import require_embedding, require_head
@@ -16,7 +15,7 @@ from bitnet_runtime.answers.logprobs import Scored, alternatives, score
 from bitnet_runtime.answers.result import Piece, Result
 from bitnet_runtime.answers.transcript import Transcript
 from bitnet_runtime.answers.witness import Witness
-from bitnet_runtime.defaults import Sampling, truth
+from bitnet_runtime.defaults import Sampling, resolve, truth
 from bitnet_runtime.errors import InvalidParameterError, TokenizerError
 from bitnet_runtime.facts import ModelFacts, detokenizer_of
 from bitnet_runtime.ids import NO_TOKEN
@@ -65,7 +64,7 @@ class Writer:
         text."""
         self._top = alternatives(logprobs)
         if self._top is not None:
-            options = replace(options, draft=0)  # the row that each token comes from is wanted
+            options = resolve({"draft": 0}, options)  # the row that each token comes from is wanted
         if truth("receipt", receipt) and pixels is not None:
             raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
         if receipt:

@@ -14,7 +14,7 @@ from bitnet_runtime.answers.logprobs import Scored
 from bitnet_runtime.answers.ready import ready
 from bitnet_runtime.chat.template import OWN, REASONING
 from bitnet_runtime.chat.tools import ToolCall, Tools
-from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.defaults import Sampling, resolve
 from bitnet_runtime.errors import InvalidParameterError, shown
 from bitnet_runtime.facts import guide_of
 from bitnet_runtime.images.files import is_data
@@ -178,7 +178,8 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
         room, options = max(1, model.n_ctx - len(ask.prompt)), ask.options
         most = room if options.max_tokens is None else min(options.max_tokens, room)
         least = min(options.min_tokens, room)
-        return replace(options, seed=(first + index) % 2**64, max_tokens=most, min_tokens=least)
+        changed = {"seed": (first + index) % 2**64, "max_tokens": most, "min_tokens": least}
+        return resolve(changed, options)
 
     each = [ask for ask in asks for _ in range(n)]
     for ask in each:
