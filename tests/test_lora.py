@@ -200,6 +200,14 @@ def test_a_run_goes_on_in_the_same_bits(base: Path, tmp_path: Path) -> None:
         assert (whole / "step-000008" / name).read_bytes() == (parted / "step-000008" / name).read_bytes()
 
 
+@pytest.mark.parametrize("more", [("--head", "f16"), ("--sparse", "on"), ("--encoding", "1.6")])
+def test_an_adapter_keeps_the_encoding_of_its_model(
+    more: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bitnet("export", tmp_path, tmp_path / "a.bitnet", "--base", tmp_path / "m.bitnet", *more) == 2
+    assert "--base goes with a run or a checkpoint alone: the model keeps" in capsys.readouterr().err
+
+
 def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     roles = ("user", "assistant")
     talks = [{"messages": [{"role": role, "content": f"{role} {i}"} for role in roles]} for i in range(8)]

@@ -266,6 +266,9 @@ def test_the_packed_file_does_what_was_learnt(
     assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--tokens", "200") == 0
     assert re.search({"towers": "recall@1", "decoder": r"% of \d+ answers right"}[name], capsys.readouterr().out)
     assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--stride", "4") == 1
+    for source in (run, tmp_path / "m.bitnet"):
+        assert bitnet("eval", source, "--data", data, "--column", "x") == 1
+        assert "--column is for text, not for records of images" in capsys.readouterr().err
     assert bitnet("eval", tmp_path / "m.bitnet") == 1
     assert "give records of images with --data" in capsys.readouterr().err
     random_adapter(tmp_path / "m.bitnet", tmp_path / "a.bitnet", rank=2)

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         from bitnet import process
 
         process.keep_freed_memory()
-        _check_samples(checkpoint.config, args)
+        _check_fits(args, checkpoint.config, sees=bool(checkpoint.config.vision))
         if args.threads:
             from bitnet.setup.hardware import set_threads
 
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         options = {"kv_type": args.kv_type or "f32", "threads": args.threads, "adapters": adapters}
         with in_engine(checkpoint, **options) if checkpoint else Model.load(source, **options) as model:
             say(escape(str(model)))
-            _check_samples(model, args)
+            _check_fits(args, model, sees=bool(model.image))
             if args.adapter and model.image:
                 raise ValueError("--adapter is for models of text alone here; measure its run: bitnet eval RUN")
             adapter = adapter_of(model)
@@ -146,9 +146,17 @@ def _is_encoder(model: Model | ModelConfig) -> bool:
     return model.mask == "bidirectional" or not model.has_head
 
 
-def _check_samples(model: Model | ModelConfig, args: argparse.Namespace) -> None:
+def _check_fits(args: argparse.Namespace, model: Model | ModelConfig, sees: bool) -> None:
+    """Raises ValueError: an option for another model or data. sees: whether the model takes images."""
     if args.samples and _is_encoder(model):
         raise ValueError(f"--samples, but {args.source} is an encoder, which writes no text; leave it out")
+    if args.column and sees:
+        raise ValueError("--column is for text, not for records of images; leave it out")
+    if args.column:
+        from bitnet.data import tokenized
+
+        if folder := tokenized.named(args.data):
+            tokenized.check_read(folder, None, args.column)
 
 
 def _opened(source: Path) -> Checkpoint:
@@ -179,7 +187,6 @@ def of_packed(model: Model, args: argparse.Namespace) -> tuple[Result, dict[str,
         raise ValueError(f"{args.source} is packed and holds no text to measure it on; give {what} with --data")
     if not model.has_tokenizer:
         raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
-    _check_column(args, sees=bool(model.image))
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
     first = tokenizer.separator(words, model.metadata.get("generation") or {}, packed=True)
     context, stride = _window(args, model.n_ctx, model.n_ctx)
@@ -223,7 +230,6 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Res
     from bitnet.train import objectives
 
     folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_if_any
-    _check_column(args, sees=bool(model.config.vision))
     if not state and not args.data:
         raise ValueError(f"{folder}/state.json is missing, so what it learned from is not known; give text with --data")
     check_vocabulary(checkpoint.words, model.config, str(folder))
@@ -237,16 +243,6 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Res
             raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
         result = objectives.evaluate(model, text, settings, context, args.tokens)
     return result, {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
-
-
-def _check_column(args: argparse.Namespace, sees: bool) -> None:
-    """Raises ValueError: --column, of data that has none. sees: whether the model takes images."""
-    from bitnet.data import tokenized
-
-    if args.column and sees:
-        raise ValueError("--column is for text, not for records of images; leave it out")
-    if args.data and (folder := tokenized.named(args.data)):
-        tokenized.check_read(folder, None, args.column)
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
