@@ -96,6 +96,10 @@ def test_values_out_of_its_ranges_are_refused(serving: Serving, paths: dict[str,
         for value in wrong if samples or name in WORKS[path] else []:
             status, answer = post(serving, path, WORKS[path] | {name: value})
             assert status == 400, (name, value, answer)
+    if samples:
+        most = schema["properties"]["logit_bias"]["anyOf"][0]["maxProperties"]
+        _, answer = post(serving, path, WORKS[path] | {"logit_bias": {str(token): 0 for token in range(most + 1)}})
+        assert f"expected at most {most}" in str(answer)
 
 
 @pytest.mark.parametrize("path", WORKS)

@@ -107,8 +107,11 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _sampling() -> dict[str, Any]:
     """Sampling options, by all of their names."""
     known: dict[str, Any] = {
-        "stop": TEXTS, "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}}, "regex": TEXT,
-        "grammar": TEXT, "json_schema": {"type": ["object", "string", "boolean"]}, "ignore_eos": FLAG,
+        "stop": TEXTS, "regex": TEXT, "grammar": TEXT,
+        "logit_bias": {
+            "type": "object", "additionalProperties": {"type": "number"}, "maxProperties": fields.MOST_BIASES,
+        },
+        "json_schema": {"type": ["object", "string", "boolean"]}, "ignore_eos": FLAG,
         "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": fields.MOST_STOPS},
     }  # fmt: skip
     for name, field in FIELDS.items():
