@@ -138,6 +138,17 @@ def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
         Serving({}, Options(unix=tmp_path / "none" / "socket"))
 
 
+def test_a_unix_socket_may_be_called_by_some_names_alone(tmp_path: Path) -> None:
+    """By a proxy in front, for example, that passes on the name that it was called by."""
+    path = tmp_path / "socket"
+    with served(small_model(tmp_path), unix=path, allow_hosts=["Server.example"]):
+        for host, status in ((b"server.example", b" 200 "), (b"localhost:1", b" 200 "), (b"evil.example", b" 403 ")):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                connection.sendall(as_http(COMPLETE, {"prompt": "x"}).replace(b"localhost", host))
+                assert status in connection.recv(1000)
+
+
 def test_a_server_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     def load(look: bool, without: Collection[str]) -> Model:
         raise FileNotFoundError("no model")

@@ -35,8 +35,9 @@ class Application:
             raise
         sees = any(each.sees for each in self.models.values())
         self.api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
-        hosts = set() if options.unix else local_hosts("localhost" if options.allow_hosts else options.host)
-        hosts |= {name.lower() for name in [options.host, *options.allow_hosts]} if hosts else set()
+        own = "" if options.unix else options.host  # a socket has no name, and may be called by any
+        hosts = local_hosts("localhost" if options.allow_hosts else own)
+        hosts |= {name.lower() for name in [own, *options.allow_hosts] if name} if hosts else set()
         guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins, options.allow_hosts)
         self._outermost: ASGIApp = RequestLog(guard) if options.log_requests else guard
 
