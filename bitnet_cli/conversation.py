@@ -25,7 +25,7 @@ HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed
 /system TEXT   set the system prompt; without TEXT there is none
 /image FILE    send a picture with the next message
-/save FILE     add the conversation to a .jsonl file; `bitnet finetune --chat` reads it if it has no pictures
+/save FILE     add the conversation to a .jsonl file, as `bitnet finetune --chat` reads it
 /help          this text
 /exit          leave (or Ctrl-D)
 //TEXT         send a message that begins with a slash
