@@ -18,6 +18,7 @@ from bitnet.data.corpus import DataError
 from bitnet.data.mixed import Mixed
 from bitnet.data.mixture import recorded
 from bitnet.evaluate import acceptance
+from bitnet.evaluate.loss import Overlapping, evaluate
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
@@ -222,6 +223,20 @@ def test_evaluation_and_export_find_what_was_held_out(
     assert figures[0]["sources"] == losses(whole)[-1]["validation"]["sources"]
     assert bitnet("eval", tmp_path / "run") == 0
     assert f"animals {figures[0]['sources']['animals']:.4f}, numbers 2." in capsys.readouterr().out
+
+
+def test_windows_of_each_source_may_overlap(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss of each is that of its text alone."""
+    shutil.copytree(whole, tmp_path / "run")
+    held_out = recorded(Checkpoint.open(whole).state, "validation", whole)
+    assert held_out
+    for stride in (8, 32):
+        assert bitnet("eval", tmp_path / "run", "--stride", stride, "--context", 32, "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        alone = {name: Overlapping(part, stride) for name, part in held_out.parts.items()}
+        expected = {name: evaluate(Checkpoint.open(whole).model, each, 32) for name, each in alone.items()}
+        assert result["sources"] == {name: pytest.approx(each.nats_per_token) for name, each in expected.items()}
+        assert result["stride"] == stride and result["tokens"] == sum(each.tokens for each in expected.values())
 
 
 def test_what_comes_may_change_and_the_sources_not(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from bitnet.data import views
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model, Session
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,11 @@ class Overlapping:
         for target, i in zip(targets, indices, strict=True):
             target[: context - self.new(i, context)] = dataset.IGNORED
         return block[:, :-1], targets
+
+
+def overlapping(text: T, stride: int) -> T | Overlapping:
+    """Text whose windows start every `stride` tokens; 0, or data that are no plain text: as they are."""
+    return Overlapping(text, stride) if stride and isinstance(text, dataset.Tokens) else text
 
 
 def chosen_windows(n: int, wanted: int) -> list[int]:

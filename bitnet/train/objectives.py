@@ -50,7 +50,7 @@ Batches = (
     | picture_rows.Batches
     | picture_talks.Batches
 )
-HeldOut = Kept | loss.Overlapping | views.ViewedTokens | Dialogues | Talks | Preferences
+HeldOut = Kept | views.ViewedTokens | Dialogues | Talks | Preferences
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
 
 
@@ -184,8 +184,10 @@ def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare
     return model.similarity, contrast.LOSSES[settings.contrastive_loss]
 
 
-def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
-    """Evaluate on held-out data; limit: tokens, 0 for all."""
+def evaluate(
+    model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0, stride: int = 0
+) -> Result:
+    """Evaluate on held-out data; limit: tokens, 0 for all. stride: of the windows of text; 0: none overlap."""
     if settings.draft_only:
         return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
@@ -196,10 +198,11 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
         return answers.evaluate(model, text, context, settings.batch, limit)
     if isinstance(text, mixture.Sources):
         each = limit and max(1, limit // len(text.parts))
-        found = {name: loss.evaluate(model, seen, context, settings.batch, each) for name, seen in text.seen.items()}
+        parts = {name: loss.overlapping(part, stride) for name, part in text.seen.items()}
+        found = {name: loss.evaluate(model, part, context, settings.batch, each) for name, part in parts.items()}
         n_bytes = {name: part.bytes_per_token for name, part in text.parts.items()}
         return loss.BySource.mean(cast(dict[str, loss.Result], found), n_bytes, text.weights)
-    return loss.evaluate(model, text, context, settings.batch, limit)
+    return loss.evaluate(model, loss.overlapping(text, stride), context, settings.batch, limit)
 
 
 def drafts(model: Transformer, text: HeldOut, context: int, limit: int) -> acceptance.Accepted:

@@ -223,8 +223,8 @@ def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, c
 
 def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Result, dict[str, int]]:
     """The result of a checkpoint on its own objective, and the context and stride it is of."""
-    from bitnet.data import dataset
-    from bitnet.evaluate.loss import Overlapping, check_vocabulary
+    from bitnet.data import dataset, mixture
+    from bitnet.evaluate.loss import check_vocabulary
     from bitnet.settings import Settings
     from bitnet.setup import measured
     from bitnet.train import objectives
@@ -237,12 +237,12 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> tuple[Res
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
         text = measured.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")
-        if isinstance(text, dataset.Tokens) and not settings.draft_only:
-            text = Overlapping(text, stride)
-        elif args.stride:
+        plain = isinstance(text, dataset.Tokens) or (isinstance(text, mixture.Sources) and not text.view)
+        overlaps = plain and not settings.draft_only
+        if args.stride and not overlaps:
             raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
-        result = objectives.evaluate(model, text, settings, context, args.tokens)
-    return result, {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
+        result = objectives.evaluate(model, text, settings, context, args.tokens, stride if overlaps else 0)
+    return result, {"context": context} | ({"stride": stride} if overlaps else {})
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
