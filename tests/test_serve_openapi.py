@@ -102,6 +102,24 @@ def test_values_out_of_its_ranges_are_refused(serving: Serving, paths: dict[str,
         assert f"expected at most {most}" in str(answer)
 
 
+def test_longer_lists_than_it_says_are_refused(serving: Serving, paths: dict[str, Any]) -> None:
+    """Of texts to embed and of tools; as long as it says they are taken."""
+
+    def most(path: str, name: str, place: int) -> int:
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"][name]
+        return int(schema["anyOf"][place]["maxItems"])
+
+    texts = ["a"] * most("/v1/embeddings", "input", -2)
+    assert post(serving, "/v1/embeddings", {"input": texts, "pooling": "mean"})[0] == 200
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        short = {"type": "function", "name": "x"} if path == "/v1/responses" else {"name": "x", "input_schema": {}}
+        tool = short if path != "/v1/chat/completions" else {"type": "function", "function": {"name": "x"}}
+        status, answer = post(serving, path, WORKS[path] | {"tools": [tool] * (most(path, "tools", 0) + 1)})
+        assert status == 400 and f"expected at most {most(path, 'tools', 0)}" in str(answer)
+    status, answer = post(serving, "/v1/embeddings", {"input": [*texts, "a"], "pooling": "mean"})
+    assert status == 400 and f"expected at most {len(texts)}" in str(answer)
+
+
 @pytest.mark.parametrize("path", WORKS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from bitnet_runtime.answers.logprobs import MOST
+from bitnet_runtime.chat.tools import MOST as MOST_TOOLS
 from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
 from bitnet_runtime.shape import POOLING
 from bitnet_serve.endpoints import chat, completions, embeddings, fields, infill, messages, responses, tokens
@@ -16,8 +17,15 @@ TEXTS = {"anyOf": [TEXT, {"type": "array", "items": {"type": "string", "minLengt
 TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT = {"anyOf": [TEXT, TOKENS, {"type": "array", "items": {"anyOf": [TEXT, TOKENS]}, "minItems": 1}]}
 IMAGE = {"type": "object", "required": ["image"], "properties": {"image": {"type": "string", "pattern": "^data:"}}}
-INPUT = {"anyOf": [*PROMPT["anyOf"], IMAGE, {"type": "array", "items": IMAGE, "minItems": 1}]}
+INPUT = {
+    "anyOf": [
+        TEXT, TOKENS, IMAGE,
+        {"type": "array", "items": {"anyOf": [TEXT, TOKENS]}, "minItems": 1, "maxItems": embeddings.MOST_TEXTS},
+        {"type": "array", "items": IMAGE, "minItems": 1, "maxItems": embeddings.MOST_IMAGES},
+    ],
+}  # fmt: skip
 MESSAGES = {"type": "array", "items": OBJECT, "minItems": 1, "maxItems": chat.MOST_MESSAGES}
+TOOLS = {"type": "array", "items": OBJECT, "maxItems": MOST_TOOLS}
 CHOICES = {"type": "integer", "minimum": 1, "maximum": fields.MOST_CHOICES}
 ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": MOST}
 NOTHING = {"enum": ["", []]}  # what is not done here
@@ -26,7 +34,8 @@ EXTRA = {"type": "object", "required": ["text"], "properties": {"text": TEXT, "f
 COMMON: dict[str, Any] = {
     "model": TEXT, "stream": FLAG, "stream_options": OBJECT, "n": CHOICES, "receipt": FLAG, "prompt": TEXT,
     "suffix": TEXT, "messages": MESSAGES, "modalities": {"type": "array", "items": {"const": "text"}},
-    "chat_template_kwargs": OBJECT, "add_generation_prompt": FLAG, "continue_final_message": FLAG,
+    "tools": TOOLS, "functions": TOOLS, "chat_template_kwargs": OBJECT, "add_generation_prompt": FLAG,
+    "continue_final_message": FLAG,
 }  # fmt: skip
 """Fields that several paths have; those of no table may be anything."""
 
