@@ -112,6 +112,10 @@ def test_thoughts_are_turned_on_and_off(serving: Serving) -> None:
         asked = {"messages": ASK, "max_tokens": 5, "thinking": {"type": kind, "budget_tokens": 1024}}
         status, answer = post(serving, "/v1/messages/count_tokens", asked | {"model": "thinks"})
         assert (status, answer["input_tokens"]) == (200, len(model.apply_template(ASK, variables=variables)))
+        asked_openai = {"model": "thinks", "input": ASK, "max_output_tokens": 5, "chat_template_kwargs": variables}
+        status, answer = post(serving, "/v1/responses", asked_openai)
+        assert status == 200, answer
+        assert answer["usage"]["input_tokens"] == len(model.apply_template(ASK, variables=variables))
     status, answer = post(serving, "/v1/messages", asked | {"model": "plain", "thinking": {"type": "enabled"}})
     assert (status, answer["error"]["message"].count("without thoughts")) == (400, 1)
     _, answer = post(serving, "/v1/messages", asked | {"model": "untold", "thinking": {"type": "enabled"}})

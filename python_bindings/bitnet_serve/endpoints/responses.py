@@ -18,7 +18,7 @@ from bitnet_serve.models.registry import Served
 KNOWN = frozenset([
     "model", "input", "instructions", "stream", "stream_options", "text", "tools", "tool_choice", "parallel_tool_calls",
     "include", "reasoning", "truncation", "previous_response_id", "conversation", "background", "prompt",
-    "max_tool_calls", "top_logprobs",
+    "max_tool_calls", "top_logprobs", "chat_template_kwargs",
 ])  # fmt: skip
 NO_ANSWER_HAS = "reasoning.encrypted_content"  # and so it is left out, as agents ask for it whatever the model
 
@@ -50,7 +50,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         raise refuse(f"text.format is {shown(said)}, expected {expected}", "text", "invalid_format")
     said = {**said, "json_schema": said}  # whose fields are not in an object of their own here
     options = fields.sampling({**body, "response_format": said}, served.model, None)
-    ask = chat.asked(served.model, conversation(body), chat.Frame(), offers.of_responses(body), options)
+    ask = chat.asked(served.model, *chat.framed(body, conversation(body)), offers.of_responses(body), options)
     return Work(served, chat.several(served.model, [ask]), Responses(served, body), stream)
 
 
