@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -41,7 +41,9 @@ from bitnet_export.foreign.gguf.write import write_gguf
 from bitnet_runtime import Model
 from bitnet_runtime.tokenizer.text import byte_level_alphabet
 
-PASSES = {"draft": 0}  # random weights repeat themselves more than any text: guesses would be right too often
+# Random weights repeat themselves more than any text: guesses would be right too often. All answers are equally long.
+PASSES: dict[str, Any] = {"draft": 0, "ignore_eos": True}
+SETTINGS = ("prompt", "gen", "long", "probes", "each", "repeat", "threads")
 
 
 class Server(NamedTuple):
@@ -51,11 +53,13 @@ class Server(NamedTuple):
 
 
 class Client(threading.Thread):
-    """Streamed requests, one after another. `firsts`: seconds to their first texts; `tokens`: the server's count."""
+    """Streamed requests, one after another. `firsts`: seconds to their first texts; `tokens`: the server's count;
+    `failed`: why they ended early."""
 
     def __init__(self, server: Server, prompts: list[list[int]], max_tokens: int) -> None:
         super().__init__(daemon=True)
         self.firsts, self.tokens, url = list[float](), 0, urlsplit(server.url)
+        self.failed: Exception | None = None
         self._connection = HTTPConnection(url.hostname or "", url.port, timeout=3600)
         fixed = {
             "max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
@@ -64,14 +68,20 @@ class Client(threading.Thread):
         self._bodies = [json.dumps({"prompt": prompt} | fixed) for prompt in prompts]
 
     def run(self) -> None:
-        for body in self._bodies:
-            self._ask(body)
+        try:
+            for body in self._bodies:
+                self._ask(body)
+        except Exception as error:
+            self.failed = error
         self._connection.close()
 
     def _ask(self, body: str) -> None:
         begin, first = time.perf_counter(), 0.0
         self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         answer = self._connection.getresponse()
+        if answer.status != 200:
+            said = answer.read(300).decode(errors="replace")
+            raise RuntimeError(f"a request was answered with {answer.status}: {said}")
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
@@ -91,14 +101,13 @@ class Client(threading.Thread):
 
 
 class Restless(Client):
-    """Sends the next request as soon as it has its answer, until it leaves."""
+    """Sends the next request as soon as it has its answer, until it leaves, or one fails."""
 
     left = False
 
     def run(self) -> None:
-        with contextlib.suppress(OSError, HTTPException):  # disconnected during an answer
-            while not self.left:
-                super().run()
+        while not self.left and not self.failed:
+            super().run()
 
     def leave(self) -> None:
         self.left = True
@@ -113,7 +122,15 @@ def together(server: Server, prompts: list[list[list[int]]], max_tokens: int) ->
         client.start()
     for client in clients:
         client.join()
+    check(clients)
     return clients, time.perf_counter() - begin
+
+
+def check(clients: Sequence[Client]) -> None:
+    """Raise the failure of one: there would be figures of requests that were never answered."""
+    for client in clients:
+        if client.failed:
+            raise client.failed
 
 
 def alone(path: str, threads: int, prompts: list[list[int]], gen: int, ready: Any) -> None:
@@ -131,15 +148,28 @@ def apart(path: Path, threads: int, prompts: list[list[list[int]]], gen: int) ->
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(len(prompts) + 1)
     processes = [context.Process(target=alone, args=(str(path), threads, each, gen, ready)) for each in prompts]
-    for process in processes:
+    watchers = [threading.Thread(target=watch, args=(process, ready)) for process in processes]
+    for process, watcher in zip(processes, watchers, strict=True):
         process.start()
-    ready.wait()
-    begin = time.perf_counter()
-    ready.wait()
-    seconds = time.perf_counter() - begin
-    for process in processes:
-        process.join()
+        watcher.start()
+    try:
+        ready.wait()
+        begin = time.perf_counter()
+        ready.wait()
+        seconds = time.perf_counter() - begin
+    except threading.BrokenBarrierError:
+        raise RuntimeError(f"one of {len(prompts)} processes with a copy of the model each failed") from None
+    finally:
+        for watcher in watchers:
+            watcher.join()
     return seconds
+
+
+def watch(process: Any, ready: Any) -> None:
+    """Wait for the end of a process. One that fails releases those who wait for it."""
+    process.join()
+    if process.exitcode:
+        ready.abort()
 
 
 def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -155,21 +185,21 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
     for n in args.clients:
         named = f"{n} client{'s' * (n > 1)}"
         print(f"{named} …", file=sys.stderr)
-        found = {server.name: ([], []) for server in servers}
+        found: dict[str, tuple[list[float], ...]] = {server.name: ([], [], []) for server in servers}
         separate = []
         for _ in range(args.repeat):
             for server in servers:
                 clients, seconds = together(server, prompts(n, args.each), args.gen)
-                speeds, firsts = found[server.name]
+                speeds, rates, firsts = found[server.name]
                 speeds.append(sum(client.tokens for client in clients) / seconds)
+                rates.append(n * args.each / seconds)
                 firsts += [first for client in clients for first in client.firsts]
             if path:
                 seconds = apart(path, args.threads, prompts(n, args.each), args.gen)
                 separate.append(n * args.each * args.gen / seconds)
-        for name, (speeds, firsts) in found.items():
-            speed = statistics.median(speeds)
-            row = {"name": named, "server": name, "tok_s": speed, "answers_s": speed / args.gen}
-            rows.append(row | waits(firsts))
+        for name, (speeds, rates, firsts) in found.items():
+            middle = {"tok_s": statistics.median(speeds), "answers_s": statistics.median(rates)}
+            rows.append({"name": named, "server": name} | middle | waits(firsts))
         if separate:
             rows.append({"name": named, "server": "separate processes", "tok_s": statistics.median(separate)})
     return rows + [beside_others(server, prompts, args) for server in servers]
@@ -185,6 +215,7 @@ def beside_others(
         other.start()
     time.sleep(1)
     firsts = [together(server, prompts(1), 1)[0][0].firsts[0] for _ in range(args.probes)]
+    check(others)  # before they leave, which ends their answers
     for other in others:
         other.leave()
     return {"name": "first token beside 4 answers", "server": server.name} | waits(firsts)
@@ -254,6 +285,10 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's, which you built")
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="its model (default: ours, written as GGUF)")
     args = parser.parse_args()
+    if args.url and not re.match(r"http://[^/]", args.url):
+        parser.error(f"--url is {args.url}, expected such as http://127.0.0.1:8081")
+    if min(*args.clients, args.prompt, args.gen, args.long, args.probes, args.each, args.repeat) < 1:
+        parser.error("numbers of clients, tokens, probes, answers and repetitions: expected 1 or more")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = None if args.url else args.model or folder / "model.bitnet"
@@ -272,24 +307,26 @@ def main() -> None:
         rows = measure(servers, path, args)
     what = f"--model {args.model.name}" if args.model else f"--url {args.url}" if args.url else f"--shape {args.shape}"
     peer = f" --llama-server {args.llama_server.name}" if args.llama_server else ""
-    settings = (
-        f"--prompt {args.prompt} --gen {args.gen} --each {args.each} --repeat {args.repeat} --threads {args.threads}"
-    )
-    results = {"origin": report.origin(f"python benchmarks/serving.py {what}{peer} {settings}"), "rows": rows}
-    text = page(results, args)
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    clients = " ".join(map(str, args.clients))
+    words = [f"python benchmarks/serving.py {what}{peer} --clients {clients}"]
+    words += [f"--{name} {value}" for name, value in settings.items()]
+    results = {"origin": report.origin(" ".join(words)), "settings": settings, "rows": rows}
+    text = page(results)
     if args.url:
         print(text)
     else:
         report.write(args.out, f"serving-{args.model.stem if args.model else args.shape}", results, text, panels(rows))
 
 
-def page(results: dict[str, Any], args: argparse.Namespace) -> str:
+def page(results: dict[str, Any]) -> str:
     head = ["", "", "tok/s", "answers/s", "first token, ms: p50", "p95", "p99"]
     keys = ("name", "server", "tok_s", "answers_s", "first_ms_p50", "first_ms_p95", "first_ms_p99")
     cells = [[row.get(key, "") for key in keys] for row in results["rows"]]
-    each = f", {args.each} for each client" if args.each > 1 else ""
-    lengths = f"Prompts of {args.prompt} tokens, answers of {args.gen}{each}"
-    said = f"{lengths}, {args.threads} threads; medians of {args.repeat}."
+    has = results["settings"]
+    each = f", {has['each']} for each client" if has["each"] > 1 else ""
+    lengths = f"Prompts of {has['prompt']} tokens, answers of {has['gen']}{each}"
+    said = f"{lengths}, {has['threads']} threads; medians of {has['repeat']}."
     return f"# Requests to a server\n\n{said}\n\n{report.table(head, cells)}\n"
 
 

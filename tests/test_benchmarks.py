@@ -218,7 +218,7 @@ def test_shares_of_passes(tmp_path: Path) -> None:
 
 def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
     """Two servers in turn, and as many processes."""
-    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, each=2, probes=3, repeat=2, threads=1, long=200)
+    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, each=2, probes=3, repeat=1, threads=1, long=200)
     path = small_model(tmp_path)
     with served(path, parallel=5) as server:
         both = [serving.Server("a", server.address), serving.Server("b", server.address, {"seed": 5})]
@@ -229,8 +229,27 @@ def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
     ]
     assert all(row["tok_s"] > 0 for row in rows[:6]) and [row["server"] for row in rows[6:]] == ["a", "b"]
     assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows if row["server"] != separate)
-    assert "| 3 clients | separate processes |" in serving.page({"rows": rows}, args)
+    assert "| 3 clients | separate processes |" in serving.page({"rows": rows, "settings": vars(args)})
     assert [*serving.panels(rows)[0].series] == ["a", "b", separate]
+    per_answer = [row["tok_s"] / row["answers_s"] for row in rows if "answers_s" in row]
+    assert per_answer == pytest.approx([args.gen] * 4)  # no answer ended early
+
+
+def test_requests_that_fail_are_no_figures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, args = small_model(tmp_path), argparse.Namespace(probes=1, long=10)
+    with served(path) as server:
+        with pytest.raises(RuntimeError, match=r"a request was answered with 400: .*the id 1000000"):
+            serving.together(serving.Server("a", server.address), [[[5]], [[10**6]]], 1)
+        for wrong in (1, 4):  # the one whose first token is awaited, and those beside whom it comes
+            with pytest.raises(RuntimeError, match="a request was answered with 400"):
+                serving.beside_others(
+                    serving.Server("a", server.address),
+                    lambda n, wrong=wrong: [[[10**6 if n == wrong else 5]]] * n,
+                    args,
+                )
+    with pytest.raises(RuntimeError, match="one of 2 processes with a copy of the model each failed"):
+        serving.apart(path, 1, [[[5, 6]], [[5, 10**6]]], 4)
+    assert "10" in capfd.readouterr().err  # what was wrong
 
 
 def test_towers(tmp_path: Path) -> None:
