@@ -233,7 +233,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([
         "# Training on a GPU", "", report.table(["part", "passed", "found", "took"], parts), "",
         *([report.table(head, cells), ""] if cells else []),
-        f"{results['gpu']}, torch {torch.__version__}. Steps of the trainer's own loop with Muon on random tokens: "
+        f"{results['gpu']}, torch {results['torch']}. Steps of the trainer's own loop with Muon on random tokens: "
         f"{size['step_tokens']:,} a step, {size['pass_tokens']:,} a pass, medians of {size['steps']} steps. "
         "Coming in: at λ = 0.5. Utilisation: products with weights and attention, 6 FLOPs for each multiply-add of a "
         f"forward pass, over the rate of torch's own product of two square matrices in this run, {peak:,.0f} TFLOP/s; "
@@ -297,7 +297,8 @@ def main(argv: list[str] | None = None) -> int:
         rows, more = speed(args, scratch) if wanted else ([], [])
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else "CPU, quick: the figures mean nothing"
     size = asdict(QUICK_SIZE if args.quick else Size())
-    results = {"origin": origin, "gpu": gpu, "size": size, "parts": [*parts, *more], "rows": rows}
+    results = {"origin": origin, "gpu": gpu, "torch": torch.__version__, "size": size}
+    results |= {"parts": [*parts, *more], "rows": rows}
     report.write(args.out, "gpu", results, markdown(results), panels(results))
     return 0 if all(part["passed"] for part in results["parts"]) else 1
 
