@@ -40,7 +40,9 @@ def prompts_of(model: Model, texts: Sequence[str], args: argparse.Namespace, n: 
     """Prompts from the texts."""
     tokens, draw = model.tokenize("\n".join(texts)), random.Random(0)
     if len(tokens) <= args.prompt:
-        raise ValueError(f"the text has {len(tokens)} tokens, expected more than {args.prompt}, those of a prompt")
+        raise report.BenchmarkError(
+            f"the text has {len(tokens)} tokens, expected more than {args.prompt}, those of a prompt"
+        )
     starts = [draw.randrange(len(tokens) - args.prompt) for _ in range(n)]
     return [tokens[start : start + args.prompt] for start in starts]
 
@@ -74,7 +76,7 @@ def together(model: Model, texts: Sequence[str], args: argparse.Namespace) -> li
             options = {"max_tokens": args.gen, "seed": seed, "temperature": temperature}
             runs = [answered(model, starts[seed * n : (seed + 1) * n], draft, options) for draft in (0, 0, None)]
             if any(run[0] != runs[0][0] for run in runs):
-                raise RuntimeError(f"drafts gave other tokens than none: {runs}")
+                raise report.BenchmarkError(f"drafts gave other tokens than none: {runs}")
             without.append(runs[1][1])  # the first is not counted
             drafted.append(runs[2][1])
         ratio = statistics.median(fast / none for fast, none in zip(drafted, without, strict=True))
@@ -128,7 +130,7 @@ def run_all(session: Session, plain: Session, prompt: Sequence[int], seed: int, 
     for most, tally in tallies.items():
         tokens = run(session if most else plain, prompt, seed, sampler, make(right), n, most, tally, depth)
         if tokens != right:
-            raise RuntimeError(f"drafts of {most} gave other tokens than none: {tokens} and {right}")
+            raise report.BenchmarkError(f"drafts of {most} gave other tokens than none: {tokens} and {right}")
 
 
 def found(setting: dict[str, float], tallies: dict[int, Tally]) -> list[dict[str, Any]]:
@@ -272,4 +274,4 @@ def main(line: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

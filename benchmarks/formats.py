@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import report
 from shapes import SHAPES
 from sources import standard_roots
 
@@ -69,7 +70,7 @@ def seconds(model: Model, options: dict[str, Any]) -> float:
         if n == FIRST and not begin:
             begin = time.perf_counter()
     if n != TOKENS:
-        raise ValueError(f"the answer ended after {n} tokens, expected {TOKENS}")
+        raise report.BenchmarkError(f"the answer ended after {n} tokens, expected {TOKENS}")
     return (time.perf_counter() - begin) / (TOKENS - FIRST)
 
 
@@ -102,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import report
 
 from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

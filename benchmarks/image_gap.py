@@ -37,7 +37,7 @@ VALIDATION = 0.02  # share of the pictures; the measured ones are held out in ad
 
 
 def check_made(args: argparse.Namespace) -> None:
-    """Write into the folder of the runs what makes them, or raise ValueError: something else made those in it, whose
+    """Write into the folder of the runs what makes them. Raises BenchmarkError: something else made those in it, whose
     pictures and figures would be taken for those of this command."""
     file, names = args.runs / "made.json", (*SETTINGS, "quick")
     made = {name: getattr(args, name) for name in names} | {"version": training_runs.version()}
@@ -45,7 +45,7 @@ def check_made(args: argparse.Namespace) -> None:
     changed = [name for name in made if made[name] != before.get(name)]
     if changed and args.runs.is_dir() and any(args.runs.iterdir()):
         name = changed[0]
-        raise ValueError(
+        raise report.BenchmarkError(
             f"{args.runs} has runs of another {name}, {before.get(name)}, expected {made[name]}; remove the folder, or "
             "name another one with --runs"
         )
@@ -73,6 +73,14 @@ def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
     return found
 
 
+def in_time(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
+    """The same; nothing if time is up."""
+    try:
+        return one(args, variant, seed)
+    except TimeoutError:
+        return {}
+
+
 def train(
     args: argparse.Namespace, preset: str, variant: str, seed: int, folder: Path, data: Path, more: list[Any]
 ) -> None:
@@ -97,16 +105,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
-    pool = training_runs.ThreadPoolExecutor(args.jobs)
-    waiting: dict[str, list[Any]] = {variant: [] for variant in VARIANTS}
-    for seed in range(args.seeds):  # twins together, so that the results there is time for can be compared
-        for variant, runs in waiting.items():
-            runs.append(pool.submit(one, args, variant, seed))
-    twins = [
-        {variant: run.result() for variant, run in zip(VARIANTS, runs, strict=True)}
-        for runs in zip(*waiting.values(), strict=True)
-        if not any(isinstance(run.exception(), TimeoutError) for run in runs)
-    ]
+    pool = training_runs.workers(args.jobs)
+    waiting = {  # twins together, so that the results there is time for can be compared
+        f"{variant}-seed{seed}": pool.submit(in_time, args, variant, seed)
+        for seed in range(args.seeds) for variant in VARIANTS
+    }  # fmt: skip
+    found = training_runs.results(waiting)
+    of_seeds = ({variant: found[f"{variant}-seed{seed}"] for variant in VARIANTS} for seed in range(args.seeds))
+    twins = [each for each in of_seeds if all(each.values())]
     return [
         {"variant": variant} | {name: summary([each[variant][name] for each in twins]) for name in MEASURES}
         for variant in VARIANTS
@@ -183,4 +189,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.run(main)

@@ -127,6 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     if not args.models:
         return 0
     models = {name: Path(file) for name, _, file in (each.partition("=") for each in args.models)}
+    if missing := [name for name, file in models.items() if not file.is_file()]:
+        parser.error(f"--models: {missing[0]} names no file, expected NAME=FILE")
     words = " ".join(["python benchmarks/own_code.py", *(sys.argv[1:] if argv is None else argv)])
     results = {"origin": report.origin(words)} | measure(args.text, models)
     rows = results["rows"]
@@ -137,4 +139,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.run(main)

@@ -33,7 +33,7 @@ def run_peer(args: argparse.Namespace, threads: int) -> dict[str, Any]:
     command = [args.llama_bench, "-m", args.model, "-t", threads, "-p", prompts, "-n", args.gen, "-r", 1, "-o", "json"]
     done = subprocess.run([*map(str, command), *args.option], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{args.llama_bench} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise report.BenchmarkError(f"{args.llama_bench} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return read_peer(done.stdout, args.prompt, args.gen)
 
 
@@ -51,7 +51,7 @@ def read_peer(text: str, prompts: list[int], gen: int) -> dict[str, Any]:
             "decode": found[0, gen],
         }
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RuntimeError(
+        raise report.BenchmarkError(
             f"the output of llama-bench lacks {error}, expected the JSON of prefill {prompts} and decode {gen}:\n"
             f"{text[:500]}"
         ) from None
@@ -64,7 +64,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     ours = info.ternary_weights + info.vocab_size * info.dim
     theirs = run_peer(args, args.threads[-1])  # loads their file into the page cache, not counted
     if not 0.8 < theirs["parameters"] / ours < 1.25:
-        raise RuntimeError(
+        raise report.BenchmarkError(
             f"{args.model.name} has {theirs['parameters']:,} parameters, expected about {ours:,}, as ours has: "
             "name the shape with --shape, or the packed file with --packed"
         )
@@ -115,6 +115,10 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, metavar="N", help="runs of each engine, in turn")
     add("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
     args = parser.parse_args(line)
+    report.check_program(parser, "--llama-bench", args.llama_bench)
+    for flag, file in (("--model", args.model), ("--packed", args.packed)):
+        if file and not file.is_file():
+            parser.error(f"{flag} is {file}, which is no file")
     if args.name == OURS or not re.fullmatch(r"[\w.+-]+", args.name):
         parser.error(f"--name {args.name}, expected letters, digits and .+-_, and not {OURS}")
     return args
@@ -142,4 +146,4 @@ def main(line: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

@@ -3,16 +3,19 @@ the command that produced them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from bitnet_runtime import __version__, machine
+from bitnet_runtime import BitnetError, __version__, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,6 +30,26 @@ class Panel(NamedTuple):
     series: Mapping[str, Sequence[float]]
     limit: Sequence[float] | None = None  # a line above each group: what the machine allows
     unit: str = ""  # unit of the numbers on the bars
+
+
+class BenchmarkError(RuntimeError, ValueError):
+    """Ends a benchmark; its message says why."""
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """End the program with what `main` returns, with a line if something is missing or failed, or as Ctrl-C does."""
+    try:
+        sys.exit(main())
+    except (BenchmarkError, BitnetError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def check_program(parser: argparse.ArgumentParser, flag: str, path: Path | str | None) -> None:
+    """Before anything takes long: whether the program that an option names can be run."""
+    if path and not shutil.which(path):
+        parser.error(f"{flag} is {path}, which is no program")
 
 
 def origin(command: str) -> dict[str, Any]:

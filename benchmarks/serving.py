@@ -81,7 +81,7 @@ class Client(threading.Thread):
         answer = self._connection.getresponse()
         if answer.status != 200:
             said = answer.read(300).decode(errors="replace")
-            raise RuntimeError(f"a request was answered with {answer.status}: {said}")
+            raise report.BenchmarkError(f"a request was answered with {answer.status}: {said}")
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
@@ -158,7 +158,7 @@ def apart(path: Path, threads: int, prompts: list[list[list[int]]], gen: int) ->
         ready.wait()
         seconds = time.perf_counter() - begin
     except threading.BrokenBarrierError:
-        raise RuntimeError(f"one of {len(prompts)} processes with a copy of the model each failed") from None
+        raise report.BenchmarkError(f"one of {len(prompts)} processes with a copy of the model each failed") from None
     finally:
         for watcher in watchers:
             watcher.join()
@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's, which you built")
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="its model (default: ours, written as GGUF)")
     args = parser.parse_args()
+    report.check_program(parser, "--llama-server", args.llama_server)
     if args.url and not re.match(r"http://[^/]", args.url):
         parser.error(f"--url is {args.url}, expected such as http://127.0.0.1:8081")
     if min(*args.clients, args.prompt, args.gen, args.long, args.probes, args.each, args.repeat) < 1:
@@ -339,4 +340,4 @@ def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

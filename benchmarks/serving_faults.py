@@ -277,4 +277,4 @@ def page(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

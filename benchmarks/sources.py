@@ -29,6 +29,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import report
+
 from bitnet.data import alike, tokenized, tokenizer
 
 INSTALLED = {"site-packages", "dist-packages", "third_party", "_vendor", "vendor", "vendored"}
@@ -209,7 +211,9 @@ def main(argv: list[str] | None = None) -> int:
     sides = split(sources, int(args.held_out * 1e6))
     sides["train"] = sample(sides["train"], int(args.train * 1e6))
     if empty := [name for name, side in sides.items() if not side]:
-        raise SystemExit(f"no project is left for {empty[0]}; name more folders with --roots, or lower --held-out")
+        raise report.BenchmarkError(
+            f"no project is left for {empty[0]}; name more folders with --roots, or lower --held-out"
+        )
     write(args.out, sides, args.vocabulary, 40_000_000)
     texts = {
         name: {
@@ -225,4 +229,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.run(main)

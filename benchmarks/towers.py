@@ -123,7 +123,11 @@ def measure(args: argparse.Namespace, config: ModelConfig, folder: Path) -> list
         channels[name], theirs = context.Pipe()
         job = (theirs, name, config, folder, args.images, args.threads)
         context.Process(target=worker, args=job, daemon=True).start()
-        channels[name].recv()
+        theirs.close()  # so that its end is seen here
+        try:
+            channels[name].recv()
+        except EOFError:
+            raise report.BenchmarkError(f"{name} ended before its first pass") from None
         print(f"{name}: ready", file=sys.stderr)
     took: dict[str, list[float]] = {name: [] for name in names}
     end = time.monotonic() + args.seconds
@@ -185,4 +189,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.run(main)

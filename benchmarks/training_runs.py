@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import report
 
@@ -30,6 +30,7 @@ from bitnet.config import ModelConfig
 from bitnet.train import checkpoint, runlog
 
 Options = Mapping[str, Any]  # of `bitnet train`, by flag
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Runs:
 
     def __init__(self, folder: Path, jobs: int, common: Options) -> None:
         self.folder, self.common = folder.resolve(), dict(common)
-        self.pool = ThreadPoolExecutor(jobs)
+        self.pool = workers(jobs)
         self.shared: dict[int, Path] = {}  # vocabulary -> tokenizer.json
 
     def all(self, runs: Mapping[str, tuple[ModelConfig, Options]]) -> dict[str, Outcome]:
@@ -57,7 +58,7 @@ class Runs:
         for folder, _, words in asked.values():
             check_made(folder, words)
         waiting = {name: self.pool.submit(finished, *each) for name, each in asked.items()}
-        return {name: run.result() for name, run in waiting.items()}
+        return results(waiting)
 
     def prepare(self, config: ModelConfig) -> None:
         """Make the tokenizer of all runs with this vocabulary, and the token ids, by a run of one step."""
@@ -72,10 +73,26 @@ class Runs:
         return folder, words.parent.parent, command(folder, config, options)
 
 
+def workers(jobs: int) -> ThreadPoolExecutor:
+    """Threads that make runs."""
+    if jobs < 1:
+        raise report.BenchmarkError(f"--jobs is {jobs}, expected 1 or more")
+    return ThreadPoolExecutor(jobs)
+
+
+def results(waiting: Mapping[str, Future[T]]) -> dict[str, T]:
+    """What the runs have returned. If one fails, or at Ctrl-C, those that have not begun never do."""
+    try:
+        return {name: run.result() for name, run in waiting.items()}
+    finally:
+        for run in waiting.values():
+            run.cancel()
+
+
 def finished(folder: Path, ids: Path | None, words: list[str]) -> Outcome:
     """The outcome of a run, which the command starts or resumes unless finished. ids: a run with the same token ids.
 
-    Raises ValueError: the folder has a run of another command, model or version.
+    Raises BenchmarkError: the folder has a run of another command, model or version.
     """
     check_made(folder, words)
     outcome = read(folder)
@@ -91,7 +108,7 @@ def finished(folder: Path, ids: Path | None, words: list[str]) -> Outcome:
 
 
 def check_made(folder: Path, words: list[str]) -> None:
-    """Write beside the folder of a run what makes it, or raise ValueError: something else made the run in it."""
+    """Write beside the folder of a run what makes it, or raise BenchmarkError: something else made the run in it."""
     config = folder / "run.toml"
     model = config.read_text(encoding="utf-8") if config.exists() else ""
     command = [word for word in words if word != "--resume"]
@@ -100,7 +117,7 @@ def check_made(folder: Path, words: list[str]) -> None:
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else dict.fromkeys(made)
     changed = [name for name in made if made[name] != before[name]]
     if changed and checkpoint.all_of(folder):
-        raise ValueError(
+        raise report.BenchmarkError(
             f"{folder} has a run of another {changed[0]}, expected that of: bitnet {' '.join(command)}; "
             "remove the folder, or name another one with --runs"
         )
@@ -155,7 +172,7 @@ def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:
 
 
 def bitnet(*words: str, until: float = math.inf) -> Any:
-    """The output of a `bitnet` command with --json. Raises RuntimeError with its error.
+    """The output of a `bitnet` command with --json. Raises BenchmarkError with its error.
 
     until: when to stop it, by `time.monotonic()`, as with Ctrl-C: a training run is saved. Then raises TimeoutError.
     """
@@ -168,7 +185,7 @@ def bitnet(*words: str, until: float = math.inf) -> Any:
             process.communicate()
             raise TimeoutError(" ".join(words)) from None
     if process.returncode:
-        raise RuntimeError(f"bitnet {' '.join(words)} failed: {err[-1000:]}")
+        raise report.BenchmarkError(f"bitnet {' '.join(words)} failed: {err[-1000:]}")
     return json.loads(out)
 
 

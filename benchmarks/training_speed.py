@@ -199,6 +199,8 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small step of each, to see that it runs")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the results")
     args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; name another one with --device cpu")
     if args.quick:
         args.width, args.batch, args.context, args.repeat = [64], 2, 32, 1
     return args
@@ -218,4 +220,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

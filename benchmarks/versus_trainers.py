@@ -19,7 +19,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ class Theirs:
 
     def __init__(self, python: Path, folder: Path, config: ModelConfig, jobs: int, options: dict[str, Any]) -> None:
         self.python, self.folder, self.options = python, folder, options
-        self.pool = ThreadPoolExecutor(jobs)
+        self.pool = training_runs.workers(jobs)
         self.shape = {
             "vocab_size": config.vocab_size, "hidden_size": config.dim, "intermediate_size": config.ffn_dim,
             "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads, "head_dim": config.head_dim,
@@ -60,7 +59,7 @@ class Theirs:
 
     def all(self, runs: dict[str, tuple[str, float]]) -> dict[str, dict[str, Any]]:
         waiting = {name: self.pool.submit(self._kept, name, *run) for name, run in runs.items()}
-        return {name: run.result() for name, run in waiting.items()}
+        return training_runs.results(waiting)
 
     def _kept(self, name: str, arm: str, rate: float) -> dict[str, Any]:
         file = self.folder / f"{name}.json"
@@ -76,7 +75,7 @@ class Theirs:
             words += [f"--{key}", str(value)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{arm} failed: {done.stderr[-1000:]}")
+            raise report.BenchmarkError(f"{arm} failed: {done.stderr[-1000:]}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
@@ -184,4 +183,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

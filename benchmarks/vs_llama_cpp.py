@@ -57,7 +57,7 @@ def run_llama(python: str, job: dict[str, Any]) -> dict[str, Any]:
     command = [python, str(HERE / "llama_speed.py"), json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"llama.cpp failed with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise report.BenchmarkError(f"llama.cpp failed with {done.returncode}:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -86,7 +86,9 @@ def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict
     same = agreement(path, gguf, python)
     print(f"correlation of the logits: {same:.4f}", file=sys.stderr)
     if same < 0.9:
-        raise RuntimeError(f"the logits of the two engines correlate by {same:.3f}, expected 0.9: not the same model")
+        raise report.BenchmarkError(
+            f"the logits of the two engines correlate by {same:.3f}, expected 0.9: not the same model"
+        )
 
     def run_theirs(threads: int) -> dict[str, Any]:
         return run_llama(python, {"path": str(gguf), "threads": threads, "prompts": args.prompt, "gen": args.gen})
@@ -140,7 +142,9 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=3, metavar="N", help="runs of each engine, in turn")
     add("--llama-python", metavar="PATH", help="an interpreter that has llama-cpp-python; none: build it")
     add("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
-    return parser.parse_args()
+    args = parser.parse_args()
+    report.check_program(parser, "--llama-python", args.llama_python)
+    return args
 
 
 def main() -> None:
@@ -162,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import report
 from shapes import SHAPES
 
 from bitnet_export import random_model
@@ -36,7 +37,7 @@ def waits(model: Model, texts: int, prompt: int) -> tuple[list[float], list[floa
             last = now
             if added is None and len(alone) == STEPS:
                 added, begun = batch.add([9] * prompt, max_tokens=1), now
-    raise RuntimeError("the answers ended before the prompt was there: take a shorter one")
+    raise report.BenchmarkError("the answers ended before the prompt was there: take a shorter one")
 
 
 def main() -> None:
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.run(main)

@@ -8,6 +8,8 @@ import json
 import math
 import random
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,16 @@ def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return json.loads(capsys.readouterr().out)
 
     class InTurn:
-        def submit(self, function: Any, *arguments: Any) -> Any:
-            outcome = function(*arguments)
-            return argparse.Namespace(result=lambda: outcome, exception=lambda: None)
+        def submit(self, function: Any, *arguments: Any) -> Future[Any]:
+            done = Future[Any]()
+            done.set_result(function(*arguments))
+            return done
 
     report = importlib.import_module("report")
     save = report.save
     monkeypatch.setattr(report, "save", lambda figure, path: path.exists() or save(figure, path))
     monkeypatch.setattr(runs, "bitnet", here)
-    monkeypatch.setattr(runs, "ThreadPoolExecutor", lambda jobs: InTurn())
+    monkeypatch.setattr(runs, "workers", lambda jobs: InTurn())
     return calls
 
 
@@ -154,6 +157,26 @@ def test_runs_of_other_options_or_code_are_no_figures(
     with pytest.raises(ValueError, match="has a run of another version"):
         made.prepare(config)
     assert called == ["train"] * 2
+
+
+def test_runs_that_have_not_begun_never_do_after_one_that_fails(tmp_path: Path) -> None:
+    """As at Ctrl-C: a benchmark would end hours later."""
+    runs, told = importlib.import_module("training_runs"), threading.Event()
+
+    def made(number: int) -> None:
+        if number == 0:
+            raise KeyboardInterrupt
+        assert told.wait(60)
+
+    pool = runs.workers(1)
+    waiting = {str(number): pool.submit(made, number) for number in range(3)}
+    with pytest.raises(KeyboardInterrupt):
+        runs.results(waiting)
+    assert waiting["2"].cancelled()  # the second may have begun
+    told.set()
+    pool.shutdown()
+    with pytest.raises(runs.report.BenchmarkError, match="--jobs is 0, expected 1 or more"):
+        runs.Runs(tmp_path, 0, {})
 
 
 def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:

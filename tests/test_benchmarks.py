@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import math
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -35,6 +36,28 @@ SMALL = ModelConfig(
 )
 def test_numbers(value: float, text: str) -> None:
     assert report.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (lambda: 3, 3),
+        (lambda: vs.run_llama("/nowhere/python", {}), "error: [Errno 2] No such file or directory: '/nowhere/python'"),
+        (lambda: serving.check([argparse.Namespace(failed=report.BenchmarkError("why"))]), "error: why"),
+        (lambda: signal.raise_signal(signal.SIGINT), 130),
+    ],
+)
+def test_what_ends_a_benchmark_is_a_line(ends: Any, code: object) -> None:
+    with pytest.raises(SystemExit) as found:
+        report.run(ends)
+    assert found.value.code == code
+
+
+def test_a_peer_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Is told before the weights are written, which takes minutes."""
+    with pytest.raises(SystemExit):
+        peers.arguments(["--llama-bench", "/nowhere/llama-bench", "--model", "x.gguf"])
+    assert "--llama-bench is /nowhere/llama-bench, which is no program" in capsys.readouterr().err
 
 
 def ours(decode: float, prefill: float, bandwidth: float) -> dict[str, Any]:
