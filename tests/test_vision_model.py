@@ -131,11 +131,13 @@ def test_stacks_that_do_not_go_together(config: ModelConfig, changes: dict[str, 
 
 
 def test_a_vision_stack_has_none_of_its_own() -> None:
+    object.__setattr__(vision := VISION.replace(), "vision", VISION.replace(name="inner"))
     with pytest.raises(ValueError, match=re.escape("expected None of a model with vision")):
-        values = TOWERS.to_dict()
-        values["vision"]["vision"] = TOWERS.stacks[0].to_dict() | {"input": "tokens"}
-        object.__setattr__(vision := VISION.replace(), "vision", VISION.replace(name="inner"))
         TOWERS.replace(vision=vision)
+    values = TOWERS.to_dict()
+    values["vision"]["vision"] = TOWERS.stacks[0].to_dict() | {"input": "tokens"}
+    with pytest.raises(ValueError, match=re.escape("vision.vision is given, expected none")):
+        ModelConfig.from_dict(values)
 
 
 def test_an_image_token_without_images_is_refused() -> None:
