@@ -70,10 +70,10 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
     }
 
 
-def first_token(path: Path) -> float:
+def first_token(path: Path, repeat: int) -> float:
     """Milliseconds from starting Python to the first generated token; the file is in the page cache."""
     times = []
-    for _ in range(5):
+    for _ in range(repeat):
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-c", FIRST_TOKEN, str(path)], check=True)
         times.append(1e3 * (time.perf_counter() - begin))
@@ -111,7 +111,7 @@ def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "tiers": tiers,
         "batches": batches,
         "encodings": encodings,
-        "first_token_ms": first_token(path),
+        "first_token_ms": first_token(path, args.repeat),
     }
 
 

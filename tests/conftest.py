@@ -179,7 +179,7 @@ def finished(sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a small seeded model after 60 steps. Copy it to change it."""
     from seeded_checkpoints import make_checkpoint

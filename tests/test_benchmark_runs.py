@@ -55,7 +55,7 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
     for folder in (tmp_path / "text", tmp_path / "runs"):
         folder.mkdir()
     for i in range(20):
-        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(60)]
+        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(20)]
         (tmp_path / "text" / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
     benchmark = importlib.import_module(name)
     where = ["--data", str(tmp_path / "text"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
@@ -72,8 +72,8 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
 def test_rates(tmp_path: Path, called: list[str]) -> None:
     """The best one lies between those tried, where a parabola has its lowest point; not at either end."""
     rates = importlib.import_module("rates")
-    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 200, encoding="utf-8")
-    (tmp_path / "b.txt").write_text("a dog sees the red house " * 200, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 100, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 100, encoding="utf-8")
     where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert rates.main(["--quick", *where]) == 0
     (row,) = json.loads((tmp_path / "rates.json").read_text())["rows"]
@@ -86,8 +86,8 @@ def test_rates(tmp_path: Path, called: list[str]) -> None:
 def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With as many seeds as the defaults, whose runs it shares with all other changes."""
     recipe = importlib.import_module("recipe")
-    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 200, encoding="utf-8")
-    (tmp_path / "b.txt").write_text("a dog sees the red house " * 200, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 100, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 100, encoding="utf-8")
     where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert recipe.main(["--quick", "--only", "AdamW", *where]) == 0
     results = json.loads((tmp_path / "recipe-AdamW.json").read_text())
@@ -142,8 +142,8 @@ def test_runs_of_other_options_or_code_are_no_figures(
 ) -> None:
     """The folders of a quick run, of a shorter one or of another quantizer are not read as those of this one."""
     runs, config = importlib.import_module("training_runs"), importlib.import_module("qat_gap").SIZES["quick"]
-    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 200, encoding="utf-8")
-    (tmp_path / "b.txt").write_text("a dog sees the red house " * 200, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 100, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 100, encoding="utf-8")
     made = runs.Runs(tmp_path / "runs", 1, {"data": str(tmp_path)})
     made.prepare(config)
     short, long = runs.budget(1, 2), runs.budget(2, 2)
@@ -182,8 +182,8 @@ def test_runs_that_have_not_begun_never_do_after_one_that_fails(tmp_path: Path) 
 def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:
     """Each way at each length with each seed; a second start finds every run made."""
     recipe = importlib.import_module("recipe")
-    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 200, encoding="utf-8")
-    (tmp_path / "b.txt").write_text("a dog sees the red house " * 200, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 100, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 100, encoding="utf-8")
     where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert recipe.main(["--quick", "--when", *where]) == 0
     results = json.loads((tmp_path / "recipe-when.json").read_text())
