@@ -232,7 +232,7 @@ ASKED = {
     "overload": ("answers a second with 8 times as many clients as fit, of those with as many", "kept", "≥ 0.9"),
     "cancel": ("ms until nothing runs, after a client left: 99 % within", "ms_p99", "≤ 250"),
     "slow": ("sockets that 1,000 slow clients hold after 60 seconds", "sockets_after_60_s", "0"),
-    "memory": ("bytes that a short request leaves in memory, of the second half of 100,000",
+    "memory": ("bytes that a short request leaves in memory, of the second half of {requests:,}",
                "bytes_each_in_second_half", "< 1,024"),
     "term": ("answers lost by SIGTERM under load", "lost", "0"),
 }  # fmt: skip
@@ -252,7 +252,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
     args = parser.parse_args()
-    command = shlex.join(["python", "benchmarks/serving_faults.py", "--threads", str(args.threads), *args.part])
+    for name, least in (("gen", 1), ("long", 1), ("times", 2), ("requests", 20)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name} is {getattr(args, name)}, expected {least} or more")
+    words = ["--model", args.model.name] if args.model else ["--shape", args.shape]
+    for name in ("threads", "gen", "long", "seconds", "times", "requests"):
+        words += [f"--{name}", f"{getattr(args, name):g}" if name == "seconds" else str(getattr(args, name))]
+    command = shlex.join(["python", "benchmarks/serving_faults.py", *args.part, *words])
     origin, file = report.origin(command), args.out / "serving_faults.json"
     found = json.loads(file.read_text())["parts"] if file.exists() else {}
     told = {"model": args.model.name if args.model else args.shape, "date": origin["date"], "commit": origin["commit"]}
@@ -272,7 +278,9 @@ def page(found: dict[str, Any]) -> str:
     rows = []
     for name, (what, key, asked) in ASKED.items():
         if name in found:
-            rows.append([what, found[name][key], asked, found[name]["model"], found[name]["commit"]])
+            rows.append(
+                [what.format(**found[name]), found[name][key], asked, found[name]["model"], found[name]["commit"]]
+            )
     return f"# What the server stands\n\n{report.table(['', 'found', 'goal', 'model', 'commit'], rows)}"
 
 
