@@ -29,7 +29,7 @@
 #define SIGMAS 7.0f
 #define ROUNDING 0.01f /* added to d: exceeds all float rounding errors */
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT = 1024, SAMPLE = 64 /* tokens */ };
+enum { SIFT = 1024, SAMPLE = 64 /* tokens */ };
 
 typedef struct sketch {
     const bn_model *m;
@@ -86,7 +86,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t rows,
                       size_t width, float *logits) {
     sketch c = sketch_of(m, stack, w, rows, logits);
-    bn_pool_run(w->in.pool, bn_div_up(width, BN_PANEL), CHUNK_PANELS, estimate, &c);
+    bn_pool_run(w->in.pool, bn_div_up(width, BN_PANEL), BN_CHUNK_PANELS, estimate, &c);
 }
 
 typedef struct screen {

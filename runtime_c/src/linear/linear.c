@@ -10,7 +10,7 @@
 
 /* UNIT_PANELS: panels that kernels multiply together if there are several rows; threads take no
  * fewer. */
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, UNIT_PANELS = 4 };
+enum { UNIT_PANELS = 4 };
 /* ALONE: weight bytes times rows; they take less than a microsecond, and waking threads more. */
 enum { ALONE = 1 << 16 };
 
@@ -40,7 +40,7 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
         const size_t unit = unit_of(g), stop = bn_min((last - g->before) * unit, g->panels);
         size_t first = (item - g->before) * unit, panel, n;
         while (first < stop) {
-            const size_t end = bn_min(first + CHUNK_PANELS, stop);
+            const size_t end = bn_min(first + BN_CHUNK_PANELS, stop);
             const bn_product *all = bn_next_part(g->products, &first, end, &panel, &n);
             const bn_product p = bn_product_from(all, g->done);
             p.w->encoding->multiply(&in, &p, panel, n, acc);
@@ -78,7 +78,7 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
     if (low == 0 && work_of(groups, n_groups) <= ALONE)
         run_panels(&j, 0, 0, items);
     else
-        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &j);
+        bn_pool_run(o->pool, items, BN_CHUNK_PANELS, run_panels, &j);
     bn_raise(o, groups, n_groups, BN_TOGETHER); /* lines may read these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
@@ -97,8 +97,8 @@ void bn_linear_alone(const bn_operands *o, int32_t thread, size_t first, size_t 
     const bn_input in = {o, first, rows};
     const size_t panels = bn_panels(product->w);
     int32_t *acc = o->scratch.acc + (size_t)thread * o->scratch.acc_stride;
-    for (size_t panel = 0; panel < panels; panel += CHUNK_PANELS) {
-        const size_t n = bn_min(panels - panel, CHUNK_PANELS);
+    for (size_t panel = 0; panel < panels; panel += BN_CHUNK_PANELS) {
+        const size_t n = bn_min(panels - panel, BN_CHUNK_PANELS);
         product->w->encoding->multiply(&in, product, panel, n, acc);
     }
 }

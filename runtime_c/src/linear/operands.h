@@ -15,7 +15,8 @@
 struct bn_adapter; /* adapter.h */
 
 enum { BN_GROUP_PRODUCTS = 3 }; /* most products of a group */
-enum { BN_CHUNK_ROWS = 128 }; /* output rows a thread computes at a time: the sums stay in cache */
+/* Output rows, and their panels, that a thread computes at a time: the sums stay in cache. */
+enum { BN_CHUNK_ROWS = 128, BN_CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
 
 /* Scratch memory of products. */
 typedef struct bn_product_scratch {
