@@ -6,7 +6,7 @@
  * finishes decrements `pending`, and at zero the caller returns. Both sides spin first, since the
  * next event of a decode step is about a microsecond away, and then sleep on the word (wait.h).
  *
- * The work itself is one more word per thread: its share (share.h).
+ * The work itself is one more word per thread: its share (steal.h).
  *
  * A worker joins an epoch by claiming it, and only threads that have joined access shares. Once all
  * shares are empty, the caller claims the epoch for workers that have not joined: a run does not
@@ -18,7 +18,7 @@
 #include "threads.h"
 #include "cores.h"
 #include "floats.h"
-#include "share.h"
+#include "steal.h"
 #include "wait.h"
 
 #include <pthread.h>
