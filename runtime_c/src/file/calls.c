@@ -25,13 +25,17 @@ static bn_call linear(uint32_t present, uint32_t rows, uint32_t cols, uint32_t b
     return matrix(BN_LINEAR, present, rows, cols, bias);
 }
 
-/* A linear of a layer may have an adapter: bit i of the role bits in `adapters` is for the i-th of
- * these. */
+uint32_t bn_linear_place(uint32_t role) {
+    static const uint8_t places[BN_LAYER_ROLES] = {
+        [BN_Q] = 1,    [BN_K] = 2,  [BN_V] = 3,   [BN_O] = 4,
+        [BN_GATE] = 5, [BN_UP] = 6, [BN_DOWN] = 7 /* BN_LINEARS */};
+    return role < BN_LAYER_ROLES ? places[role] : 0;
+}
+
 static bn_call adapted(const bn_config *c, uint32_t role, bn_call call) {
-    static const uint8_t roles[] = {BN_Q, BN_K, BN_V, BN_O, BN_GATE, BN_UP, BN_DOWN};
-    for (uint32_t i = 0; i < sizeof roles; i++)
-        if (call.weight && role == roles[i] && (c->adapters >> (BN_ADAPTER_ROLES + i) & 1))
-            call.rank = c->adapters & BN_ADAPTER_RANK;
+    const uint32_t place = bn_linear_place(role);
+    if (call.weight && place > 0 && (c->adapters >> (BN_ADAPTER_ROLES + place - 1) & 1))
+        call.rank = c->adapters & BN_ADAPTER_RANK;
     return call;
 }
 

@@ -16,6 +16,11 @@ typedef struct bn_call {
     uint32_t rank;       /* rank of its adapter; 0: none */
 } bn_call;
 
+/* Linears of a layer that can have an adapter, in the order of roles. Returns the place of a role
+ * among them, from 1, which is also that of its bit in `adapters`; 0 if it is none of them. */
+enum { BN_LINEARS = 7 };
+uint32_t bn_linear_place(uint32_t role);
+
 bn_call bn_call_for(const bn_config *c, uint32_t role);
 
 #endif

@@ -4,7 +4,7 @@
  * the format allows passes; those that the engine cannot run are refused in stack.c, draft.c and
  * model.c.
  */
-#include "file.h"
+#include "calls.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -54,7 +54,7 @@ static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) 
         {"class_token", c->class_token, 0, images},
         {"out_dim", c->out_dim, 0, 65536},
         {"image_token", c->image_token, 0, c->vocab_size > 0 ? c->vocab_size - 1 : 0},
-        {"adapters", c->adapters, 0, (1u << (BN_ADAPTER_ROLES + 7)) - 1},
+        {"adapters", c->adapters, 0, (1u << (BN_ADAPTER_ROLES + BN_LINEARS)) - 1},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)

@@ -191,12 +191,9 @@ static uint32_t linears_of_layer(const bn_config *c) {
 
 /* Number of a linear of a layer, in the order of roles; 0 for other tensors. */
 static uint32_t number_of(const bn_config *c, const bn_record *key) {
-    static const uint8_t place[BN_LAYER_ROLES] = {
-        [BN_Q] = 1, [BN_K] = 2, [BN_V] = 3, [BN_O] = 4, [BN_GATE] = 5, [BN_UP] = 6, [BN_DOWN] = 7};
-    if (key->role >= BN_LAYER_ROLES || !place[key->role])
-        return 0;
+    const uint32_t place = bn_linear_place(key->role);
     const uint32_t expert = key->expert == BN_NO_EXPERT ? 0 : key->expert;
-    return key->layer * linears_of_layer(c) + 3 * expert + place[key->role];
+    return place ? key->layer * linears_of_layer(c) + 3 * expert + place : 0;
 }
 
 uint32_t bn_file_linears(const bn_config *c) {
