@@ -456,12 +456,12 @@ BN_API uint64_t bn_session_saved_size(const bn_session *session, uint64_t note_s
 BN_API bn_status bn_session_save(const bn_session *session, const void *note, uint64_t note_size,
                                  void *bytes, uint64_t size);
 
-/* A new session from what bn_session_save wrote, with the same context, cache type and batch. The
- * bytes need not be trusted: every one is checked before it is used, and none is needed afterwards.
- * note: where the note lies in them; note and note_size may both be NULL. Fails with BN_ERR_MODEL
- * if another model saved it, with BN_ERR_CACHE and BN_ERR_TOKEN as bn_session_append, like
- * bn_session_new, and like bn_model_open for invalid bytes; `detail` receives what it does there.
- */
+/* A new session from what bn_session_save wrote, with the same context, cache type, batch and
+ * adapter (the first of equal ones). The bytes need not be trusted: every one is checked before it
+ * is used, and none is needed afterwards. note: where the note lies in them; note and note_size may
+ * both be NULL. Fails with BN_ERR_MODEL if another model saved it, with BN_ERR_CACHE and
+ * BN_ERR_TOKEN as bn_session_append, like bn_session_new, and like bn_model_open for invalid bytes;
+ * `detail` receives what it does there. */
 BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size,
                                  bn_session **session, const uint8_t **note, uint64_t *note_size,
                                  char *detail);

@@ -350,12 +350,12 @@ static void test_failed(void) {
     bn_session_free(s);
 }
 
-/* Of two adapters that differ only in their weights, a session finds its own, in any order; without
- * it, it is refused. */
+/* Of two adapters that differ only in their weights, a session finds its own, in any order, and the
+ * first if a file is there twice; without it, it is refused. */
 static void test_adapters(void) {
     char path[2][40] = {"/tmp/bitnet_saved_XXXXXX", "/tmp/bitnet_saved_XXXXXX"};
-    const char *const orders[][2] = {{path[0], path[1]}, {path[1], path[0]}};
-    bn_load_options options = {.threads = 2, .n_adapters = 2};
+    const char *const orders[][3] = {{path[0], path[1], path[0]}, {path[1], path[0], path[1]}};
+    bn_load_options options = {.threads = 2, .n_adapters = 3};
     uint8_t *bytes[2];
     uint64_t size;
     bn_session *s;

@@ -155,23 +155,21 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
     return BN_OK;
 }
 
-/* Find the session's adapter among those of the model. */
+/* Find the session's adapter among those of the model: the first of equal ones. */
 static bn_status find_adapter(const bn_model *m, const record *r, int32_t *adapter, char *detail) {
     *adapter = 0;
     if (r->adapter_size == 0 && r->adapter_header == 0 && r->adapter_data == 0)
         return BN_OK;
-    for (int32_t i = 0; i < m->n_added; i++) {
-        const bn_file *f = &m->added[i].file;
+    while (*adapter < m->n_added) {
+        const bn_file *f = &m->added[(*adapter)++].file;
         if (f->size == r->adapter_size && f->header_crc == r->adapter_header &&
             f->weights.data_crc == r->adapter_data)
-            *adapter = i + 1;
+            return BN_OK;
     }
-    return *adapter
-               ? BN_OK
-               : bn_fail(detail, BN_ERR_MODEL,
-                         "the session has an adapter of %" PRIu64 " bytes with checksum %08" PRIx32
-                         ", which is not among the %" PRId32 " that the model was loaded with",
-                         r->adapter_size, r->adapter_header, m->n_added);
+    return bn_fail(detail, BN_ERR_MODEL,
+                   "the session has an adapter of %" PRIu64 " bytes with checksum %08" PRIx32
+                   ", which is not among the %" PRId32 " that the model was loaded with",
+                   r->adapter_size, r->adapter_header, m->n_added);
 }
 
 /* Whether the numbers, although covered by the checksum, can be those of a session; s is the new
