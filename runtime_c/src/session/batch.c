@@ -84,11 +84,9 @@ static bn_status give_pooled(const bn_batch *b) {
         const bn_row *r = &b->w->rows[row];
         float *pool = r->session->pool;
         const float *h = state_of(b, row);
-        if (r->session->pooling == BN_POOL_MEAN && r->position > 0)
-            for (size_t d = 0; d < D; d++)
-                pool[d] += h[d];
-        else
-            memcpy(pool, h, D * sizeof *h);
+        const int adds = r->session->pooling == BN_POOL_MEAN && r->position > 0;
+        for (size_t d = 0; d < D; d++)
+            pool[d] = adds ? pool[d] + h[d] : h[d];
     }
     return BN_OK;
 }

@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cache.h"
 #include "forward.h"
@@ -134,24 +133,19 @@ static bn_status give_states(work *k, size_t n, float *out) {
 /* h[i] = the mean of the states of image i, or its first or last state. */
 static bn_status pool(work *k, size_t n) {
     const bn_config *c = &k->stack->config;
-    const size_t D = c->dim;
-    const bn_kernels *kernels = &k->m->kernels;
-    const bn_workspace *w = k->w;
-    for (size_t row = 0; row < n * k->each; row++) {
-        const size_t at = row % k->each;
-        const int mean = c->pooling == BN_POOL_MEAN;
-        float *x = w->x + row * bn_row_stride(D), *h = w->in.h + row / k->each * w->in.wide;
-        if (!mean && at != (c->pooling == BN_POOL_LAST ? k->each - 1 : 0))
-            continue;
-        if (!bn_norm_row(kernels, &k->stack->final_norm, x, x, D))
-            return BN_ERR_NUMERIC;
-        if (!mean || at == 0)
-            memcpy(h, x, D * sizeof *h);
-        else
+    const size_t D = c->dim, first = c->pooling == BN_POOL_LAST ? k->each - 1 : 0;
+    const size_t rows = c->pooling == BN_POOL_MEAN ? k->each : 1;
+    for (size_t i = 0; i < n; i++) {
+        float *h = k->w->in.h + i * k->w->in.wide;
+        float *x = k->w->x + (i * k->each + first) * bn_row_stride(D);
+        for (size_t row = 0; row < rows; row++, x += bn_row_stride(D)) {
+            if (!bn_norm_row(&k->m->kernels, &k->stack->final_norm, x, x, D))
+                return BN_ERR_NUMERIC;
             for (size_t d = 0; d < D; d++)
-                h[d] += x[d];
-        for (size_t d = 0; mean && at == k->each - 1 && d < D; d++)
-            h[d] /= (float)k->each;
+                h[d] = row > 0 ? h[d] + x[d] : x[d];
+        }
+        for (size_t d = 0; d < D; d++)
+            h[d] /= (float)rows;
     }
     return BN_OK;
 }
