@@ -49,7 +49,7 @@ struct bn_pool {
     /* bn_pool_lock admits callers in the order of their tickets. With a mutex, a caller that takes
      * the lock again and again would starve those that sleep. */
     atomic_uint tickets, serving;
-    bn_pool *next, *previous;
+    bn_pool *next; /* in the list of pools */
     bn_waiting waiting;
     /* Each on its own cache line, because waiting threads poll it. */
     alignas(CACHE_LINE) atomic_uint epoch;
@@ -217,20 +217,16 @@ static void register_pool(bn_pool *pool) {
     pthread_once(&once, watch_forks);
     pthread_mutex_lock(&pools_lock);
     pool->next = pools;
-    if (pools != NULL)
-        pools->previous = pool;
     pools = pool;
     pthread_mutex_unlock(&pools_lock);
 }
 
 static void unregister_pool(bn_pool *pool) {
+    bn_pool **at = &pools;
     pthread_mutex_lock(&pools_lock);
-    if (pool->next != NULL)
-        pool->next->previous = pool->previous;
-    if (pool->previous != NULL)
-        pool->previous->next = pool->next;
-    else
-        pools = pool->next;
+    while (*at != pool)
+        at = &(*at)->next;
+    *at = pool->next;
     pthread_mutex_unlock(&pools_lock);
 }
 
@@ -261,13 +257,8 @@ bn_status bn_pool_new(int32_t n_threads, bn_pool **out) {
     *pool = (bn_pool){.n_threads = n_threads, .spin = n_threads <= bn_usable_cpus()};
     init_locks(pool);
     register_pool(pool);
-    for (int32_t i = 0; i < n_threads; i++) {
-        member *m = &pool->members[i];
-        m->pool = pool;
-        m->index = i;
-        atomic_init(&m->claimed, 0);
-        atomic_init(&m->share, 0);
-    }
+    for (int32_t i = 0; i < n_threads; i++)
+        pool->members[i] = (member){.pool = pool, .index = i};
     while (pool->n_started < n_threads - 1) {
         if (start_worker(&pool->members[pool->n_started + 1]) != 0) {
             bn_pool_free(pool);
