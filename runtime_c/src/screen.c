@@ -25,6 +25,7 @@
 #include "kernels/elementary.h"
 #include "linear/rows.h"
 #include "linear/sketch.h"
+#include "linear/tiles.h"
 
 #define SIGMAS 7.0f
 #define ROUNDING 0.01f /* added to d: exceeds all float rounding errors */
@@ -59,20 +60,13 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const sketch *c = context;
     const bn_workspace *w = c->w;
     const bn_tensor *t = c->head;
-    const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
     const size_t first = panel * BN_PANEL;
     const size_t stop = bn_min(end * BN_PANEL, t->rows);
     int32_t *acc = w->in.scratch.acc + (size_t)thread * w->in.scratch.acc_stride;
-    c->m->kernels.products.sketch_matmul(
-        &(bn_matmul){.acc = acc,
-                     .acc_stride = BN_CHUNK_ROWS,
-                     .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
-                     .panel_stride = k_tiles * BN_TILE_BYTES,
-                     .panels = end - panel,
-                     .k_tiles = k_tiles,
-                     .q = w->in.q,
-                     .q_stride = w->in.q_stride,
-                     .tokens = c->rows});
+    const bn_input in = {&w->in, 0, c->rows};
+    bn_matmul mm = bn_tiles_of(&in, t, BN_TERNARY_TILE_K, panel, end - panel, acc);
+    mm.tiles = c->tiles + panel * mm.panel_stride;
+    c->m->kernels.products.sketch_matmul(&mm);
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS)
         c->m->kernels.vectors.estimate(&(bn_estimates){.y = c->logits + b * t->rows + first,
                                                        .acc = acc,

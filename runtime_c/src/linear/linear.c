@@ -72,7 +72,7 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
     size_t items = low;
     for (bn_group *g = groups; g < groups + n_groups; g++) {
         g->before = items;
-        items += g->rows > g->done ? (g->panels + unit_of(g) - 1) / unit_of(g) : 0;
+        items += g->rows > g->done ? bn_div_up(g->panels, unit_of(g)) : 0;
     }
     job j = {o, groups, n_groups, low};
     if (low == 0 && work_of(groups, n_groups) <= ALONE)

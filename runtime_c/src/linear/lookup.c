@@ -9,6 +9,7 @@
 #include "lookup.h"
 
 #include "scale.h"
+#include "tiles.h"
 
 /* An item is a block of a group's panels times a column of its tokens. */
 typedef struct job {
@@ -22,22 +23,13 @@ static void multiply(const bn_input *in, const bn_product *p, size_t panel, size
                      int32_t thread) {
     const bn_operands *o = in->o;
     const bn_tensor *t = p->w;
-    const size_t k_tiles = bn_div_up(t->cols, BN_TERNARY_TILE_K);
-    const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
-    const size_t end = bn_min(r0 + stride, t->rows);
+    const size_t r0 = panel * BN_PANEL;
     int32_t *acc = o->scratch.acc + (size_t)thread * o->scratch.acc_stride;
-    o->kernels->products.ternary_lookup(
-        &(bn_matmul){.acc = acc,
-                     .acc_stride = stride,
-                     .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                     .panel_stride = k_tiles * BN_TILE_BYTES,
-                     .panels = n,
-                     .k_tiles = k_tiles,
-                     .q = o->q + in->first * o->q_stride,
-                     .q_stride = o->q_stride,
-                     .tokens = in->rows},
-        o->scratch.lookup + (size_t)thread * o->scratch.lookup_stride);
-    bn_scale_sums(in, p, acc, stride, BN_ONE_MORE, r0, end - r0);
+    bn_matmul mm = bn_tiles_of(in, t, BN_TERNARY_TILE_K, panel, n, acc);
+    mm.acc_stride = n * BN_PANEL;
+    o->kernels->products.ternary_lookup(&mm, o->scratch.lookup +
+                                                 (size_t)thread * o->scratch.lookup_stride);
+    bn_scale_sums(in, p, acc, mm.acc_stride, BN_ONE_MORE, r0, bn_rows_of(t, r0, n));
 }
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {

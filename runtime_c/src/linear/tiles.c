@@ -7,9 +7,8 @@
 
 #include "scale.h"
 
-/* Arguments for the kernels. */
-static bn_matmul tiles_of(const bn_input *in, const bn_tensor *t, size_t tile_k, size_t panel,
-                          size_t n, int32_t *acc) {
+bn_matmul bn_tiles_of(const bn_input *in, const bn_tensor *t, size_t tile_k, size_t panel, size_t n,
+                      int32_t *acc) {
     const size_t k_tiles = bn_div_up(t->cols, tile_k), panel_bytes = k_tiles * BN_TILE_BYTES;
     return (bn_matmul){.acc = acc,
                        .acc_stride = BN_CHUNK_ROWS,
@@ -55,7 +54,7 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
         multiply_groups(in, p, panel, n, (float *)acc); /* scratch of the same size */
         return;
     }
-    const bn_matmul mm = tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);
+    const bn_matmul mm = bn_tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);
     const bn_scaling to = bn_scaling_of(in, p, acc, BN_CHUNK_ROWS, BN_ONE_MORE, r0, rows);
     in->o->kernels->products.ternary_scaled(&mm, &to);
 }
@@ -63,7 +62,7 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
 void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, size_t n,
                        int32_t *acc) {
     const size_t r0 = panel * BN_PANEL;
-    const bn_matmul mm = tiles_of(in, p->w, BN_TRIT_TILE_K, panel, n, acc);
+    const bn_matmul mm = bn_tiles_of(in, p->w, BN_TRIT_TILE_K, panel, n, acc);
     in->o->kernels->products.trit_matmul(&mm);
     bn_scale_sums(in, p, acc, BN_CHUNK_ROWS, BN_ONE_MORE, r0, bn_rows_of(p->w, r0, n));
 }

@@ -7,6 +7,11 @@
 
 #include "operands.h"
 
+/* Arguments of a kernel that multiplies panels [panel, panel + n) of a matrix in tiles of tile_k
+ * columns by all rows, into acc [rows][BN_CHUNK_ROWS]. */
+bn_matmul bn_tiles_of(const bn_input *in, const bn_tensor *t, size_t tile_k, size_t panel, size_t n,
+                      int32_t *acc);
+
 void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, size_t n,
                          int32_t *acc);
 void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, size_t n,
