@@ -48,12 +48,15 @@ static size_t first_kept(const record *r, const bn_cache_part *part) {
     return r->written > part->slots ? r->written - part->slots : 0;
 }
 
+/* Bytes of a state, as hidden and the backlog have them. */
+static size_t state_size(const bn_session *s) {
+    return s->stack->config.dim * sizeof(float);
+}
+
 /* Total size; r is valid for the session, which has its context, type and batch. */
 static uint64_t size_of(const bn_session *s, const record *r) {
     uint64_t size = sizeof *r + r->note_size + (uint64_t)r->position * sizeof(int32_t);
-    if (r->ready)
-        size += s->stack->config.dim * sizeof(float);
-    size += (uint64_t)r->pending * s->stack->config.dim * sizeof(float);
+    size += ((uint64_t)r->ready + (uint64_t)r->pending) * state_size(s);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const uint64_t first = first_kept(r, &s->cache.parts[i]);
         if ((uint64_t)r->position > first)
@@ -100,6 +103,11 @@ static uint8_t *put(uint8_t *to, const void *from, size_t n) {
     return to + n;
 }
 
+static const uint8_t *get(void *to, const uint8_t *from, size_t n) {
+    memcpy(to, from, n);
+    return from + n;
+}
+
 bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_size, void *bytes,
                           uint64_t size) {
     if (!s || !bytes || (!note && note_size > 0) || size < sizeof(record) ||
@@ -108,9 +116,8 @@ bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_s
     record r = record_of(s, note_size);
     uint8_t *at = put((uint8_t *)bytes + sizeof r, note, (size_t)note_size);
     at = put(at, s->tokens, (size_t)s->position * sizeof *s->tokens);
-    if (r.ready)
-        at = put(at, s->hidden, s->stack->config.dim * sizeof *s->hidden);
-    at = put(at, s->backlog, (size_t)r.pending * s->stack->config.dim * sizeof *s->backlog);
+    at = put(at, s->hidden, (size_t)r.ready * state_size(s));
+    at = put(at, s->backlog, (size_t)r.pending * state_size(s));
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const size_t row = s->cache.parts[i].row;
         for (size_t p = first_kept(&r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
@@ -235,8 +242,7 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
     const bn_status status = bn_cache_prepare(&s->cache, 0, (size_t)r->position);
     if (status)
         return bn_fail(detail, status, "%s", bn_status_text(status));
-    memcpy(s->tokens, at, (size_t)r->position * sizeof *s->tokens);
-    at += (size_t)r->position * sizeof *s->tokens;
+    at = get(s->tokens, at, (size_t)r->position * sizeof *s->tokens);
     for (int32_t i = 0; i < r->position; i++)
         if (s->tokens[i] != BN_NO_TOKEN && (s->tokens[i] < 0 || (uint32_t)s->tokens[i] >= V))
             return bn_fail(detail, BN_ERR_TOKEN,
@@ -244,16 +250,11 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
                            s->tokens[i], V);
     s->position = r->position;
     s->seed = r->seed;
-    if (r->ready) {
-        memcpy(s->hidden, at, s->stack->config.dim * sizeof *s->hidden);
-        at += s->stack->config.dim * sizeof *s->hidden;
-        s->ready = BN_READY_HIDDEN;
-    }
+    s->ready = r->ready ? BN_READY_HIDDEN : BN_READY_NOTHING;
     s->drafted = r->drafted;
     s->pending = r->pending;
-    if (r->pending > 0)
-        memcpy(s->backlog, at, (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog);
-    at += (size_t)r->pending * s->stack->config.dim * sizeof *s->backlog;
+    at = get(s->hidden, at, (size_t)r->ready * state_size(s));
+    at = get(s->backlog, at, (size_t)r->pending * state_size(s));
     return take_cache(s, r, at, detail);
 }
 
