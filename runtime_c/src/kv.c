@@ -34,7 +34,7 @@ static void to_int8(const bn_kernels *kernels, const bn_quantizing *a) {
 static void key_int8(const bn_kernels *kernels, const bn_quantizing *a) {
     to_int8(kernels, a);
     for (size_t row = 0; row < a->rows; row++)
-        memcpy(row_of(a, row) + (a->n + 3) / 4 * 4, a->s + row, sizeof *a->s);
+        memcpy(row_of(a, row) + bn_round_up(a->n, 4), a->s + row, sizeof *a->s);
 }
 
 /* --- k4v8 --- */

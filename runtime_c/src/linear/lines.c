@@ -106,7 +106,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
                                 .line_bytes = t->bytes / t->cols,
                                 .codes = (end - block) * BLOCK,
                                 .list = list,
-                                .n = (n + 3) / 4 * 4,
+                                .n = bn_round_up(n, 4),
                                 .q = value};
         if (lines.n > 0)
             in->o->kernels->products.ternary_columns(&lines);
