@@ -2,9 +2,8 @@
  *
  * mapping.c: the bytes of a file on disk, mapped or read.
  */
-#if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* madvise */
-#endif
+
 #include "file.h"
 #include "system/memory.h"
 #include "system/pages.h"
