@@ -24,7 +24,7 @@ import bitnet_cli
 from bitnet import fit
 from bitnet.model import parallel
 from bitnet.setup import prepare
-from bitnet.train import loop, manifest, passes, runlog, saving, source_model
+from bitnet.train import loop, manifest, objectives, passes, runlog, saving, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.run import Run
 from bitnet_export.convert import masters
@@ -163,6 +163,26 @@ def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--on-bad-step", "skip", work=poisoned)
     assert codes == [0, 0] and errors.count("at step 6; skipped") == 1
     assert len(steps(tmp_path / "run")) == 7
+
+
+def measured_otherwise(argv: list[str]) -> int:
+    """A run whose second process finds each evaluation better than the one before, and whose first one worse."""
+    evaluate, losses = objectives.evaluate, itertools.count(9, -1 if os.environ["RANK"] == "1" else 1)
+
+    def found(*args: Any) -> Any:
+        return replace(evaluate(*args), nats_per_pair=float(next(losses)))
+
+    objectives.evaluate = found
+    return bitnet_cli.main(argv)
+
+
+def test_an_evaluation_decides_the_same_in_both(text: str, tmp_path: Path) -> None:
+    """Each process measures pairs by itself, on another kind of processor with other last bits."""
+    argv = [*TINY, "--data", text, "--objective", "contrastive", "--set", "has_head=no", "--set", "pooling=mean"]
+    argv += ["--batch-tokens", "512", "--validation", "0.3", "--eval-every", "1", "--patience", "2", "--keep-best"]
+    codes, errors = run_pair(tmp_path / "run", *argv, work=measured_otherwise)
+    assert codes == [0, 0], errors
+    assert "2 evaluations without a better one: the run ends at step 3" in errors
 
 
 @pytest.mark.parametrize(

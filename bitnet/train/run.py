@@ -193,9 +193,10 @@ class Run:
             say(f"evaluating on {share} tokens of validation")
         begin = time.monotonic()
         with compiler.eagerly():
-            result = objectives.evaluate(self.model, held_out, self.settings, context, limit)
+            found = objectives.evaluate(self.model, held_out, self.settings, context, limit)
             drafts = self.model.draft and not self.settings.draft_only
             guessed = drafts and objectives.drafts(self.model, held_out, context, limit)
+        result = parallel.from_first(lambda: found)  # pairs and drafts each process measures, to its own last bits
         self.state["evaluated"] += parallel.largest([time.monotonic() - begin])[0]
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
