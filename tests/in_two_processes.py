@@ -70,8 +70,12 @@ def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args
 
 def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
     """Start two processes that do `work`; their stderr goes to `folder`/.errors."""
+    return start_at(free_port(), folder, work, *args)
+
+
+def start_at(port: int, folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
+    """The same, with the port at which they meet."""
     folder.mkdir(exist_ok=True)
-    port = free_port()
     pair = [processes.Process(target=in_group, args=(i, port, folder / ".errors", work, *args)) for i in range(2)]
     for each in pair:
         each.start()

@@ -39,6 +39,7 @@ from in_two_processes import (
     run_pair,
     some_text,
     start,
+    start_at,
     steps,
 )
 
@@ -393,6 +394,21 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- torchrun ----
+
+
+def at_torchruns_store(argv: list[str]) -> int:
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return bitnet_cli.main(argv)
+
+
+def test_processes_that_are_started_again_meet_and_say_why_they_fail(tmp_path: Path) -> None:
+    """torchrun keeps its store, with all that the processes before them have left in it."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    argv = ["train", "--out", str(tmp_path / "run"), *TINY, "--data", "nowhere"]
+    for _ in range(2):
+        assert finish(start_at(store.port, tmp_path, at_torchruns_store, argv)) == [1, 1]
+    errors = re.findall("bitnet: error: .*", (tmp_path / ".errors").read_text())
+    assert errors == ["bitnet: error: no file, folder or glob matches 'nowhere'"] * 2
 
 
 def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import contextlib
 import datetime
 import functools
 import gc
-import itertools
 import os
 import sys
+import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -34,9 +35,7 @@ T = TypeVar("T")
 PATIENCE = datetime.timedelta(days=1)
 """How long processes wait for the first to read the text. A dead process is detected by torchrun, not by this."""
 
-
-_JOINED = itertools.count()
-"""How often this process has joined a group."""
+POLL = 0.02  # seconds
 
 
 class ParallelError(ValueError):
@@ -112,10 +111,31 @@ def _join() -> Store:
     kept, number, count = _met()
     if dist.is_initialized():  # a run that failed left its group
         _leave()
-    store = PrefixStore(f"bitnet-{next(_JOINED)}", kept)  # an earlier run in this process left its keys
+    kept.set_timeout(PATIENCE)
+    store = PrefixStore(_meeting(kept, number, count), kept)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     return store
+
+
+def _meeting(store: Store, number: int, count: int) -> str:
+    """A name that only the processes which meet now know. The store may hold keys of others: of an earlier run of these
+    processes, or, as torchrun keeps its store when it starts them again, of processes that are gone.
+
+    The first process makes it up. It tells each of the others under a name of their own, until they have heard it.
+    """
+    mine, left = uuid.uuid4().hex, list(range(1, count))
+    if number:
+        store.set(f"here-{number}", mine)
+        name = store.get(mine).decode()
+        store.set(f"{name}-{number}", "")
+        return name
+    while left := [other for other in left if not store.check([f"{mine}-{other}"])]:
+        for here in (f"here-{other}" for other in left):
+            if store.check([here]):  # perhaps still the name of one that is gone
+                store.set(store.get(here).decode(), mine)
+        time.sleep(POLL)
+    return mine
 
 
 def take_gpu() -> None:
