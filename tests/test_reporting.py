@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,3 +128,14 @@ def test_a_damaged_log_does_not_stop_a_resume(damage: bytes, text: str, two_step
     assert [json.dumps(r) for r in runlog.read(file)] == whole.decode().splitlines()
     assert learn(text, tmp_path / "run", "--steps", "3", "--resume") == 0
     assert [r["step"] for r in runlog.read(file)] == [1, 2, 3, 3]
+
+
+def test_a_long_log_takes_no_memory(tmp_path: Path) -> None:
+    record = {"step": 1, "tokens": 256, "loss": 3.5, "lr": 1e-3}
+    with contextlib.closing(runlog.Log(tmp_path / "log.jsonl", 0, None)) as log:
+        tracemalloc.start()
+        for step in range(2000):
+            log.write({**record, "step": step})
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert kept < 20_000 and len(runlog.read(tmp_path / "log.jsonl")) == 2000

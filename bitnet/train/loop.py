@@ -65,7 +65,7 @@ def carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
 def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
         if not run.state["step"]:
-            if run.settings.tasks and not parallel.from_first(lambda: any("tasks" in r for r in log.records)):
+            if run.settings.tasks and not run.logged("tasks"):
                 tasks.ask(run, log, how)  # a wrong name fails here, before anything is saved
             run.save()  # not earlier: the board that it reports to may fail to start
             if run.settings.source:
@@ -98,7 +98,7 @@ def finished(run: Run, log: runlog.Log, result: objectives.Result) -> Outcome:
     with process.Interruption("finished but for loss.png and --report-to; Ctrl-C again stops at once") as interruption:
         log.close()  # a board may have much to send
         try:
-            runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
+            runlog.plot(runlog.each(run.log_file), run.folder / "loss.png", f"{run.folder.name}: {result}")
         except ModuleNotFoundError as error:
             say(f"no loss.png: it needs {error.name}, which is not installed")
     return Outcome(interruption.signal, checkpoint.all_of(run.folder)[-1], run.now(), result)

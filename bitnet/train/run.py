@@ -65,6 +65,10 @@ class Run:
         return self.settings.run_folder
 
     @property
+    def log_file(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
     def progress(self) -> float:
         """Share of the budget that is spent, below 1 while it lasts."""
         return self.horizon.progress(self.state)
@@ -146,7 +150,11 @@ class Run:
         if not parallel.is_first():
             return runlog.Silent()
         step = self.state["step"]
-        return runlog.Log(self.folder / "log.jsonl", step, reporting.board_of(self.settings, self.folder, step))
+        return runlog.Log(self.log_file, step, reporting.board_of(self.settings, self.folder, step))
+
+    def logged(self, name: str) -> bool:
+        """Whether a record of the log has this field. All processes call it."""
+        return parallel.from_first(lambda: any(name in record for record in runlog.each(self.log_file)))
 
     def last_good(self) -> str:
         """The newest intact checkpoint, for messages; waits for the one being written."""
@@ -173,7 +181,7 @@ class Run:
 
     def evaluate_source(self, log: runlog.Log) -> None:
         """Log the loss of the model that finetuning starts from, in full precision if it is not ternary yet."""
-        if parallel.from_first(lambda: any("start" in record for record in log.records)):
+        if self.logged("start"):
             return
         amount = 0.0 if self.settings.quantize_warmup else 1.0
         context, limit = self.data.batches.context, self.settings.eval_tokens

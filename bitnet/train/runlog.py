@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
 """The names of the loss in evaluations; the objective decides which is there."""
-KEPT = ("loss", "lr", "validation", "tasks", "start")
+PLOTTED = ("tokens", "loss", "lr", "validation")
 
 
 class Log:
@@ -36,14 +36,12 @@ class Log:
 
     def __init__(self, file: Path, step: int, board: Board | None) -> None:
         self._board = board
-        records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
-        self.records = [_brief(r) for r in records]
         with written(file) as out:
-            out.writelines(json.dumps(r).encode() + b"\n" for r in records)
+            before = (r for r in each(file) if r["step"] <= step and not r.get("final"))
+            out.writelines(json.dumps(r).encode() + b"\n" for r in before)
         self._out = file.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: dict[str, Any]) -> None:
-        self.records.append(_brief(record))
         self._out.write(json.dumps(record) + "\n")
         if self._board:
             self._board.add(dict(scalars(record)), record["step"])
@@ -56,16 +54,11 @@ class Log:
             board.close()
 
 
-def _brief(record: dict[str, Any]) -> dict[str, Any]:
-    """The part of a record kept in memory for the plot: a long run has millions of records."""
-    return {name: record[name] for name in ("step", "tokens", *KEPT) if name in record}
-
-
 class Silent(Log):
     """The log of all processes but the first, which writes nothing."""
 
     def __init__(self) -> None:
-        self.records = []
+        pass
 
     def write(self, record: dict[str, Any]) -> None:
         pass
@@ -74,10 +67,17 @@ class Silent(Log):
         pass
 
 
+def each(file: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log, of which a long run has millions. Invalid lines, such as a truncated last one, are left
+    out."""
+    if file.exists():
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield from (record for line in lines if (record := _record(line)))
+
+
 def read(file: Path) -> list[dict[str, Any]]:
-    """The records of a log. Invalid lines, such as a truncated last one, are left out."""
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
-    return [record for line in lines if (record := _record(line))]
+    """`each`, in memory together."""
+    return list(each(file))
 
 
 def _record(line: str) -> dict[str, Any]:
@@ -127,10 +127,11 @@ def value_at(value: Any, path: Sequence[str]) -> Any:
 # ---- the plot ----
 
 
-def plot(records: Records, file: Path, title: str) -> None:
+def plot(records: Iterable[dict[str, Any]], file: Path, title: str) -> None:
     """Plot training and validation loss and the learning rate over the tokens seen, as a PNG."""
     from matplotlib.figure import Figure  # not pyplot, whose global state belongs to the caller
 
+    records = [{name: record[name] for name in PLOTTED if name in record} for record in records]
     figure = Figure(figsize=(8, 4.5), dpi=120)
     loss_axis = figure.subplots()
     loss_axis.plot(*series(records, "loss"), lw=0.6, color="#9db4c8", label="training")
