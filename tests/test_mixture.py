@@ -305,7 +305,11 @@ def test_sources_may_be_folders_of_token_ids(
     assert bitnet("train", *TINY, *both, "--validation", "0.2") == 1
     said = "different shares of their documents (animals 0.05, numbers 0.2), so one may learn what another holds out"
     assert said in capsys.readouterr().err
-    capsys.readouterr()
+    ids = '[sources.animals]\ndata = ["animals"]\n[[stages]]\nweights = { animals = 1 }'
+    (tmp_path / "ids.toml").write_text(ids)
+    alone = ["--mixture", tmp_path / "ids.toml", "--out", tmp_path / "other", "--validation", "0.2"]
+    assert bitnet("train", *TINY, *alone) == 1
+    assert "holds out 0.05 of its documents, and --validation is 0.2; leave that out" in capsys.readouterr().err
     assert bitnet("train", *TINY, *both, "--objective", "mlm", "--set", "mask=bidirectional") == 1
     assert "--mixture is of text, for the next token" in capsys.readouterr().err
     assert bitnet("train", *TINY, *both, "--data", "x") == 1

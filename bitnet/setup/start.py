@@ -96,10 +96,11 @@ def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
-    if shared := tokenized.named(settings.data):
-        tokenized.check_read(shared, options.get("validation"), options.get("column"))
-    if not (start or Path(settings.tokenizer).is_file()) and (ids := mixtures.ids_of(settings)):
-        tokenized.check_asked(ids, options.get("tokenizer", ""), overrides.get("vocab_size", 0))
+    shared = mixtures.ids_of(settings)
+    for ids in filter(None, shared if all(shared) else ()):  # beside text they are compared when it is read
+        tokenized.check_read(ids, options.get("validation"), options.get("column"))
+    if not (start or Path(settings.tokenizer).is_file()) and (first := next(filter(None, shared), None)):
+        tokenized.check_asked(first, options.get("tokenizer", ""), overrides.get("vocab_size", 0))
     inherits = base and any(map(base[0].get, SOURCES)) and not any(map(options.get, SOURCES))
     if inherits:
         say(f"{folder}: no --data, so it learns from the text that the source learned from")

@@ -82,11 +82,10 @@ def of_checkpoint(checkpoint: Checkpoint, settings: Settings, scratch: Path) -> 
     return Sources(found, parts)
 
 
-def ids_of(settings: Settings) -> Path | None:
-    """The folder of token ids whose tokenizer a new run takes; None: it reads text alone."""
-    if not settings.mixture:
-        return tokenized.named(settings.data)
-    return next(iter(_shared(Mixture.read(Path(settings.mixture))).values()), None)
+def ids_of(settings: Settings) -> list[Path | None]:
+    """The folder of token ids of each source that a new run reads; None: that source is text."""
+    sources = Mixture.read(Path(settings.mixture)).sources.values() if settings.mixture else [settings]
+    return [tokenized.named(source.data) for source in sources]
 
 
 def _shared(found: Mixture) -> dict[str, Path]:
