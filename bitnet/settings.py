@@ -13,7 +13,7 @@ from bitnet.settings_rules import CHOICES as CHOICES
 from bitnet.settings_rules import CONVERSION as CONVERSION
 from bitnet.settings_rules import SOURCES as SOURCES
 from bitnet.settings_rules import TEXT as TEXT
-from bitnet.settings_rules import check
+from bitnet.settings_rules import check, check_values
 from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
 
@@ -206,13 +206,14 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Strict, as `check_names` is."""
-        cls.check_names(values)
+        """Strict, as `check_given` is."""
+        cls.check_given(values)
         return cls(**values)
 
     @classmethod
-    def check_names(cls, values: dict[str, Any]) -> None:
-        """Raises ValueError: an unknown name, with the nearest valid one, or a wrong type, with the right one."""
+    def check_given(cls, values: dict[str, Any]) -> None:
+        """Raises ValueError: an unknown name, with the nearest valid one; a wrong type, with the right one; or a value
+        that no run has."""
         types = {name: type(value) for name, value in vars(cls()).items()}
         for name, value in values.items():
             if name not in types:
@@ -226,6 +227,7 @@ class Settings:
                 _check_list(name, value)
             elif type(value) is not types[name]:
                 raise ValueError(f"{name} is {value!r:.60}, expected {WORDS[types[name]]}")
+        check_values(values)
 
 
 WORDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

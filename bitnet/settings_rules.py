@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from bitnet.config import TERNARY_LINEARS
@@ -55,31 +56,31 @@ CONVERSION: tuple[str, ...] = (
 
 def check(settings: Any) -> None:
     """Raises ValueError: what was found, and what is expected."""
-    _check_values(settings)
+    check_values(vars(settings))
     _check_data(settings)
     _check_conversion(settings)
 
 
-def _check_values(settings: Any) -> None:
-    """Each option by itself."""
+def check_values(given: Mapping[str, Any]) -> None:
+    """Each option by itself, of those that are given. Raises ValueError, as `check` does."""
     for name, words in CHOICES.items():
-        if getattr(settings, name) not in words:
-            raise ValueError(f"{name} is {getattr(settings, name)!r}, expected one of {', '.join(words)}")
+        if given.get(name, words[0]) not in words:
+            raise ValueError(f"{name} is {given[name]!r}, expected one of {', '.join(words)}")
     for name, (low, high) in RANGES.items():
-        if not low <= getattr(settings, name) <= high:
-            raise ValueError(f"{flag_of(name)} is {getattr(settings, name)}, expected {low:g} to {high:g}")
-    shares = {"quantize_warmup": 0.5 if settings.source else 0.9}
+        if not low <= given.get(name, low) <= high:
+            raise ValueError(f"{flag_of(name)} is {given[name]}, expected {low:g} to {high:g}")
+    shares = {"quantize_warmup": 0.5 if given.get("source") else 0.9}
     for name in LENGTHS:
-        most, value = shares.get(name, 1), getattr(settings, name)
+        most, value = shares.get(name, 1), given.get(name, 0)
         if not (0 <= value <= most or LEAST_TOKENS <= value <= 1e15):
             raise ValueError(
                 f"{flag_of(name)} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and "
                 "more, tokens"
             )
     for name in ("data", "chat", "preference"):
-        if "" in getattr(settings, name):
+        if "" in given.get(name, ()):
             raise ValueError(f"{flag_of(name)} has an empty name, expected a file, a folder or a glob")
-    if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
+    if unknown := [role for role in given.get("lora_linears", ()) if role not in TERNARY_LINEARS]:
         raise ValueError(f"--lora-linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
 
 

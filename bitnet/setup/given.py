@@ -71,7 +71,7 @@ def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
     file = given.file
     flags = {name: value for name, value in given.options.items() if value is not None}
-    Settings.check_names(flags)
+    Settings.check_given(flags)
     _check_zeros(flags)
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = over(over({}, in_file), flags)
@@ -95,7 +95,7 @@ def options_of(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     flat = {name: value for name, value in of_file.items() if name != VISION}
     flat |= {f"{VISION}.{name}": value for name, value in seeing.items()}
     try:
-        Settings.check_names(in_file)
+        Settings.check_given(in_file)
         _known(flat)
     except ValueError as error:
         raise ValueError(f"{given.config}: {error}") from None
