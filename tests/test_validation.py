@@ -227,6 +227,19 @@ def test_what_is_best_is_not_forgotten(sentences: str, tmp_path: Path) -> None:
     assert bits(tmp_path / "whole" / "step-000020") == bits(tmp_path / "killed" / "step-000020")
 
 
+def test_what_was_measured_otherwise_is_no_longer_the_best(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], scripted: Any
+) -> None:
+    """Fewer tokens may have an easier loss, which would end the run, and keep a checkpoint that is none of the best."""
+    scripted(2.0, 3.0, 3.0, 2.5)
+    run, argv = tmp_path / "run", ["--data", sentences, "--keep-best", "--patience", "2", "--eval-every", "2"]
+    killed_before(5, "train", *words("--steps", "8"), *argv, "--eval-tokens", "64", "--out", run)
+    assert Checkpoint.open(run).state["best"]["step"] == 2
+    assert bitnet("train", "--resume", "--out", run, "--eval-tokens", "128") == 0
+    assert "--eval-tokens has changed, so step-000002 no longer counts as the best one" in capsys.readouterr().err
+    assert evaluated(run) == [2, 4, 6, 8] and Checkpoint.open(run).state["best"]["step"] == 6
+
+
 def test_a_run_without_quantizers_says_nothing_of_them(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from bitnet import kernels, process
 from bitnet.data import tokenized
 from bitnet.data.corpus import DataError
 from bitnet.model import parallel
-from bitnet.settings import SOURCES, flag_of
+from bitnet.settings import SOURCES, Settings, flag_of
 from bitnet.setup import prepare
 from bitnet.setup.given import Given, options_of, run_folder
 from bitnet.setup.resolve import resolve
@@ -193,8 +193,7 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read, before: d
     step = newest.state.get("teacher", "") if settings.teacher == before.get("teacher") else ""
     teacher = read(_teacher(settings.teacher or settings.source, step)) if settings.distilled else None
     run = prepare.resume(settings, config, newest, teacher, lambda: read(settings.source))
-    if settings.keep_best:
-        validation.forget_lost(run)
+    validation.forget(run, Settings.from_dict(newest.state_of_run["settings"]))
     return run
 
 

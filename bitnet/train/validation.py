@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from bitnet.model import parallel
+from bitnet.settings import Settings, flag_of
 from bitnet.train import objectives, runlog, saving, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import SHARE, Run
@@ -14,6 +16,8 @@ from bitnet.train.state import BEST, BEST_TASKS
 USUAL, PARTS = 200, 10  # steps between evaluations; least number of them in a run
 RARELY = 4  # with --minutes, evaluations so far may take one part in so many of the time so far
 WORSE = 1.02  # times the best loss: more than chance explains
+OF_LOSS, OF_TASKS = ("eval_tokens", "context", "beta", "temperature"), ("tasks", "tasks_limit")
+"""Options without which two losses, or two scores of tasks, cannot be compared."""
 
 
 def due(run: Run, before: float) -> bool:
@@ -53,16 +57,22 @@ def note(run: Run, result: objectives.Result) -> str:
     return f"{added}, best {best['loss']:.4f} at step {best['step']:,}"
 
 
-def forget_lost(run: Run) -> None:
-    """Forget the best so far if its checkpoint is not in this run folder: a new branch does not have it."""
+def forget(run: Run, before: Settings) -> None:
+    """Forget the best so far if it was measured otherwise than what follows, or with --keep-best if its checkpoint is
+    not in this run folder: a new branch does not have it. before: the settings that it was measured with."""
 
-    def lost(step: int | None) -> bool:
+    def forgotten(step: int | None, options: Sequence[str]) -> bool:
+        if step is None:
+            return False
+        if changed := [name for name in options if getattr(before, name) != getattr(run.settings, name)]:
+            say(f"{flag_of(changed[0])} has changed, so {saving.name_of(step)} no longer counts as the best one")
+            return True
         there = run.folder / saving.name_of(step)
-        return bool(step) and not parallel.from_first(there.is_dir)  # on a shared file system others may not see it yet
+        return run.settings.keep_best and not parallel.from_first(there.is_dir)  # others may not see it yet
 
-    if lost(run.state["best"]["step"]):
+    if forgotten(run.state["best"]["step"] or None, OF_LOSS):
         run.state["best"] = {**BEST}
-    if lost(run.state["best_tasks"]["step"]):
+    if forgotten(run.state["best_tasks"]["step"], OF_TASKS):
         run.state["best_tasks"] = {**BEST_TASKS}
 
 
