@@ -28,7 +28,7 @@ class Interruption:
     terminal also sent. Outside the main thread nothing is recorded: Python handles signals only there."""
 
     def __init__(self, said: str = "saving after this step or evaluation; Ctrl-C again stops at once, unsaved") -> None:
-        """said: what the first Ctrl-C prints."""
+        """said: what the first Ctrl-C prints; "": nothing."""
         self.signal, self.said = 0, said
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Interruption:
         self.signal, noted = number, time.monotonic()
         if number == signal.SIGHUP:
             unheard()
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and self.said:
             with contextlib.suppress(OSError):  # stderr is closed
                 os.write(2, f"\n{self.said}\n".encode())
 

@@ -82,6 +82,15 @@ def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path])
     assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
 
 
+def test_ctrl_c_reaches_both_and_is_answered_once(endless: tuple[list[Process], Path]) -> None:
+    pair, run = endless
+    for each in pair:
+        assert each.pid
+        os.kill(each.pid, signal.SIGINT)
+    assert finish(pair) == [130, 130]
+    assert (run / ".errors").read_text().count("saving after this step") == 1
+
+
 def test_a_process_that_is_stopped_needs_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first one writes it; another machine may not have it."""
     monkeypatch.setattr(parallel, "is_first", lambda: False)

@@ -115,9 +115,10 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None) -> int:
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     begin = run.seen - state["step"] * run.sequences  # not 0 if steps had another size before
     batches = Ahead.of(lambda step: work_of(run.data.batches, begin + step * run.sequences, run.sequences, pinned))
+    interruption = process.Interruption() if parallel.is_first() else process.Interruption(said="")  # all get Ctrl-C
     with (
         batches as run.ahead,
-        process.Interruption() as interruption,
+        interruption,
         Progress(run.horizon, state, run.of_peak) as progress,
         profiled(run.folder, settings.profile) as step_is_over,
     ):
