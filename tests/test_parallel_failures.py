@@ -119,6 +119,18 @@ def poisoned(argv: list[str]) -> int:
     return bitnet_cli.main(argv)
 
 
+def poisoned_while_it_saves(argv: list[str]) -> int:
+    """The same, and the first process is still writing the checkpoint of the fourth step."""
+    write = saving.write
+
+    def slow(run: Path, snapshot: saving.Snapshot) -> Path:
+        time.sleep(1 if snapshot.step == 4 else 0)
+        return write(run, snapshot)
+
+    saving.write = slow
+    return poisoned(argv)
+
+
 def on_a_full_disk(argv: list[str]) -> int:
     """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
     write = saving.write
@@ -163,8 +175,7 @@ def test_memory_that_runs_out_in_one_process_stops_both(text: str, tmp_path: Pat
 
 
 def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
-    argv = [*TINY, "--data", text, "--save-every", "2"]
-    codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, work=poisoned_while_it_saves)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert "loss is nan" in errors and "at step 6" in errors and "step-000004 is the last good checkpoint" in errors
 

@@ -157,10 +157,11 @@ class Run:
         return parallel.from_first(lambda: any(name in record for record in runlog.each(self.log_file)))
 
     def last_good(self) -> str:
-        """The newest intact checkpoint, for messages; waits for the one being written."""
+        """The newest intact checkpoint, for messages; waits for the one being written, by the first process. All
+        processes call it."""
         if self.saver:
             self.saver.wait()
-        return self._whole()
+        return parallel.from_first(self._whole)
 
     def _whole(self) -> str:
         try:
