@@ -82,6 +82,32 @@ def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path])
     assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
 
 
+def saving_slowly(argv: list[str]) -> int:
+    """A run whose second process gets SIGTERM in its second step, and that takes a while to write what it saves."""
+    write, update = saving.write, loop.update
+
+    def slow(run: Path, snapshot: saving.Snapshot) -> Path:
+        time.sleep(1 if snapshot.step else 0)
+        return write(run, snapshot)
+
+    def stopped(run: loop.Run) -> Any:
+        if run.state["step"] == 1 and parallel.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(run)
+
+    saving.write, loop.update = slow, stopped
+    return bitnet_cli.main(argv)
+
+
+def test_a_process_that_is_stopped_ends_after_all_is_saved(text: str, tmp_path: Path) -> None:
+    """Its end makes torchrun send a signal to the first, which would end without a word."""
+    run = tmp_path / "run"
+    pair = start(run, saving_slowly, ["train", "--out", str(run), *TINY, "--data", text])
+    pair[1].join(90)
+    saved = (run / "step-000002").exists()
+    assert finish(pair) == [143, 143] and saved
+
+
 def test_ctrl_c_reaches_both_and_is_answered_once(endless: tuple[list[Process], Path]) -> None:
     pair, run = endless
     for each in pair:

@@ -73,6 +73,7 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         with Saver.ready() as run.saver:
             stopped_by = loop(run, log, how)
         run.saver = None
+        parallel.wait_for_first()  # torchrun stops it as soon as one of the others ends
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume continues from here")
             last = checkpoint.all_of(run.folder)[-1] if parallel.is_first() else None  # others may lack the folder
